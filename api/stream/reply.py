@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -36,8 +36,8 @@ from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import CancelledBy, JobState, operation_of
 from streaming.jobs.records import Delivered
 from streaming.jobs.reorder_buffer import Flow
+from telemetry.buffered import BufferedHistogram
 from telemetry.latency import EGRESS_FIRST, PARTS, end_to_end, inter_token_latency, time_to_first_token
-from telemetry.metrics import Metrics
 from telemetry.records.schema import DeliveryRecord
 from telemetry.tracing import FIRST_SENT, current
 
@@ -216,14 +216,6 @@ class Watched:
 Renderer: TypeAlias = Callable[[Delta], bytes]
 
 
-class TokenTimes(Protocol):
-    """Takes the times between tokens."""
-
-    def observe_equal(self, total: float, n: int) -> None:
-        """Add `n` equal times of `total` seconds together."""
-        ...
-
-
 MAX_HELD = 64
 """Rendered deltas that a flow holds until the next flush: a read after a stall may bring thousands."""
 
@@ -240,7 +232,7 @@ class TokenFlow:
         *("_transport", "histogram", "last", "paused", "unwritten"),
     )
 
-    def __init__(self, histogram: TokenTimes) -> None:
+    def __init__(self, histogram: BufferedHistogram) -> None:
         self.histogram = histogram
         self.last = 0.0
         """Monotonic time of the last tokens; 0: none yet."""
@@ -302,7 +294,7 @@ class NumberedFlow(TokenFlow):
 
     __slots__ = ("_sequence",)
 
-    def __init__(self, histogram: TokenTimes, sequence: EventSequence) -> None:
+    def __init__(self, histogram: BufferedHistogram, sequence: EventSequence) -> None:
         super().__init__(histogram)
         self._sequence = sequence
 
@@ -350,7 +342,7 @@ class Reply:
         """Send the answer; if the client disconnects, apply its on_disconnect policy to the job."""
         self._request_id, self._received = scope["state"]["request_id"], scope["state"]["received"]
         try:
-            with Watched(scope["state"]["connection"], self._hang_up):
+            with Watched(scope["state"]["connection"], self._buffer.hang_up):
                 await self._answer(send, scope["state"])
         except ClientGone:
             await self._disconnected()
@@ -365,10 +357,6 @@ class Reply:
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         raise AssertionError("a subclass implements this")
-
-    def _hang_up(self) -> None:
-        """The client has disconnected."""
-        self._buffer.hang_up()
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         """Send a complete error answer."""
@@ -430,11 +418,19 @@ class Reply:
             await self._cancel_unread(by)
 
     async def _cancel_unread(self, by: CancelledBy, after_s: float = 0.0) -> None:
+        """Cancel the job unless a client of this process or of another one reads it. Never raises: if Redis is down,
+        the worker finishes the job and the result is kept."""
         await asyncio.sleep(after_s)
-        job_id = self._buffer.job_id
-        self._services.relay.close(self._buffer)
-        if not self._services.relay.listening(job_id):
-            await abandon_quietly(self._services, job_id, by)
+        job_id, relay = self._buffer.job_id, self._services.relay
+        relay.close(self._buffer)
+        if relay.listening(job_id):
+            return
+        try:
+            await self._services.queue.abandon(job_id, relay.address, by)
+        except UnknownJob:
+            pass  # it ended and its retention passed
+        except StreamingError as error:
+            log.warning("could not cancel a job whose client left: %s", error, extra={"job": job_id})
 
 
 class StreamReply(Reply):
@@ -512,16 +508,14 @@ class StreamReply(Reply):
         """End a started stream whose job goes on, because this process ends or has a bug."""
         await self._fail(send, error)
 
-    def _first_wait_s(self) -> float:
-        """Return how long to wait for the first token before sending the head and a ping; 0 if the job is not expected
-        to start by then anyway, so that the client gets the headers with its ETA at once."""
-        keep_alive_s, expected = self._services.settings.keep_alive_s, self._admitted.wait
-        return 0.0 if expected is not None and expected.eta_ms >= 1000 * keep_alive_s else keep_alive_s
-
     async def _stream(self, send: Send) -> None:
         """Let the relay write until the connection congests, then write the unwritten bytes at the reader's pace."""
         keep_alive_s = self._services.settings.keep_alive_s
-        wait_s = keep_alive_s if self._started else self._first_wait_s()
+        expected = self._admitted.wait
+        # How long the first token may take before head and ping. If the job will not have started by then, the client
+        # gets the headers with its ETA at once.
+        at_once = not self._started and expected is not None and expected.eta_ms >= 1000 * keep_alive_s
+        wait_s = 0.0 if at_once else keep_alive_s
         # Dated so that the first check, after wait_s, finds keep_alive_s of silence.
         self._pinged_s = time.monotonic() + wait_s - keep_alive_s
         self._ping_timer = asyncio.get_running_loop().call_later(wait_s, self._ping_if_idle)
@@ -535,7 +529,9 @@ class StreamReply(Reply):
                 await self._buffer.attach_sink(self._write_rows, self._direct())
                 self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
                 if self._early_failure is not None:
-                    await self._answer_failure(send, self._early_failure)
+                    self._delivery.last_got = time.monotonic()
+                    await self._send_error(send, errors.from_terminal(self._early_failure))
+                    self._delivery.last_sent = time.monotonic()
                     return
                 if not self._finished:
                     self._check()
@@ -550,12 +546,6 @@ class StreamReply(Reply):
             await self._writer.write(data, more=not self._finished)
         if self._flow.last:
             self._delivery.note_first_sent()
-
-    async def _answer_failure(self, send: Send, terminal: Terminal) -> None:
-        """Answer with the error of a job that failed before the stream started."""
-        self._delivery.last_got = time.monotonic()
-        await self._send_error(send, errors.from_terminal(terminal))
-        self._delivery.last_sent = time.monotonic()
 
     def _direct(self) -> Flow | None:
         """Return the fast path of single deltas, once the first one is rendered; None if this stream has none."""
@@ -655,19 +645,6 @@ class WholeReply(Reply):
         return to_json(await self._services.store_client.turns.run(work, len(rows)))
 
 
-async def abandon_quietly(services: Services, job_id: str, by: CancelledBy) -> None:
-    """Cancel a job that no client of this process reads any more, unless another process has a reader.
-
-    Never raises: if Redis is down, the worker finishes the job and the result is kept.
-    """
-    try:
-        await services.queue.abandon(job_id, services.relay.address, by)
-    except UnknownJob:
-        pass  # it ended and its retention passed
-    except StreamingError as error:
-        log.warning("could not cancel a job whose client left: %s", error, extra={"job": job_id})
-
-
 # --- what is recorded of a delivery -----------------------------------------------------------------------------------
 
 
@@ -702,13 +679,11 @@ class Delivery:
         span = current()
         if span is not None and span.recorded and self.first_sent:
             span.add_event(FIRST_SENT, time.time_ns() - int((time.monotonic() - self.first_sent) * 1e9))
-        if end is not None and end.state is JobState.COMPLETED:
-            count_parts(services.metrics, admitted.job.model, delivered, end)
-
-
-def count_parts(metrics: Metrics, model: str, delivered: Delivered, end: Terminal) -> None:
-    """Count how long the answer of a completed job was on its way from the engine to the client."""
-    ways = ((PARTS[-1], end.last_ms, delivered.last_sent), (EGRESS_FIRST, end.first_ms, delivered.first_sent))
-    for part, made_ms, sent_us in ways:
-        if made_ms and sent_us:
-            metrics.parts.labels(model, part.name).observe(max(0, sent_us - 1000 * made_ms) / 1_000_000)
+        if end is None or end.state is not JobState.COMPLETED:
+            return
+        # how long the answer was on its way from the engine to the client
+        ways = ((PARTS[-1], end.last_ms, delivered.last_sent), (EGRESS_FIRST, end.first_ms, delivered.first_sent))
+        for part, made_ms, sent_us in ways:
+            if made_ms and sent_us:
+                seconds = max(0, sent_us - 1000 * made_ms) / 1_000_000
+                services.metrics.parts.labels(admitted.job.model, part.name).observe(seconds)

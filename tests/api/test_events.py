@@ -9,9 +9,7 @@ import json
 import os
 import signal
 import socket
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO, cast
@@ -21,8 +19,9 @@ import pytest
 from connections import PATIENCE_S
 from flow import append, delta, waits_again
 from hand import LEASE_MS, Hand, lapse
-from house import House, eventually, unstarted
+from house import House, unstarted
 from starlette.types import Message
+from stream_reader import Event, StreamReader, events_in
 
 from api import events as events_endpoint
 from api.events import EventStream
@@ -48,51 +47,23 @@ pytestmark = pytest.mark.slow
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 99}
 
 
-@dataclass
-class Event:
-    name: str
-    id: str
-    data: dict[str, Any]
-
-
-def events_in(lines: Iterator[str], unlogged: Sequence[str] = ()) -> Iterator[Event]:
-    """The logged events of a stream, and those without an id of these names."""
-    fields: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.rstrip("\n").partition(": ")
-        if name:
-            fields[name] = value
-            continue
-        if fields.get("id") or fields.get("event") in unlogged:
-            yield Event(fields["event"], fields.get("id", ""), json.loads(fields["data"]))
-        fields = {}
-
-
-class Listener(threading.Thread):
-    """Reads a job's events in the background, as they come."""
+class Listener(StreamReader):
+    """Reads a job's events in the background, as they come: the logged ones, and those without an id of these names."""
 
     def __init__(self, house: House, job_id: str, query: str = "", unlogged: Sequence[str] = ()) -> None:
-        super().__init__(daemon=True)
-        self.events: list[Event] = []
         self._unlogged = unlogged
-        self._connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
-        self._connection.request("GET", f"/v1/jobs/{job_id}/events{query}")
-        self.start()
+        super().__init__(house.port, f"/v1/jobs/{job_id}/events{query}")
 
-    def run(self) -> None:
-        with contextlib.closing(self._connection), self._connection.getresponse() as response:
-            for event in events_in((line.decode() for line in response), self._unlogged):
-                self.events.append(event)
+    @property
+    def events(self) -> list[Event]:
+        return [event for event in events_in(self.data) if event.id or event.name in self._unlogged]
 
     async def until(self, name: str, count: int = 1) -> None:
         """Wait until so many events of a kind have come."""
-        async with asyncio.timeout(30):
-            while [event.name for event in self.events].count(name) < count:
-                await asyncio.sleep(0.01)
+        await self.until_true(lambda: [event.name for event in self.events].count(name) >= count)
 
     async def ended(self) -> list[Event]:
-        await asyncio.to_thread(self.join, 60)
-        assert not self.is_alive()
+        await self.read_out()
         return self.events
 
 
@@ -124,7 +95,7 @@ async def read(house: House, job_id: str, after: str = "") -> list[Event]:
     """All that follows a cursor, of a job that has ended."""
     status, data = await asyncio.to_thread(house.get, f"/v1/jobs/{job_id}/events?after={after}".removesuffix("?after="))
     assert status == 200, data
-    return list(events_in(iter(data.decode().splitlines(keepends=True))))
+    return [event for event in events_in(data) if event.id]
 
 
 async def begun(house: House, wire: RedisClient, letters: str) -> tuple[str, Listener, Hand]:
@@ -234,7 +205,7 @@ async def test_a_reader_that_reconnects_by_itself_goes_on_where_it_was(door: Hou
     path, headers = f"/v1/jobs/{job_id}/events?after={ids[0]}", {"Last-Event-ID": ids[3]}
     status, _, data = await asyncio.to_thread(door.request, "GET", path, headers=headers)
     assert status == 200
-    assert [event.id for event in events_in(iter(data.decode().splitlines(keepends=True)))] == ids[4:]
+    assert [event.id for event in events_in(data)] == ids[4:]
 
 
 @pytest.mark.parametrize("stalls", [False, True])
@@ -436,32 +407,20 @@ def names_in(lines: TextIO) -> list[str]:
 
 async def test_a_chat_stream_whose_text_was_lost_ends_with_an_error(door: House, door_wire: RedisClient) -> None:
     """Its text cannot be taken back, so it is told, and the job goes on for others."""
-    chunks: list[Any] = []
-
-    def chat() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=60)
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(BODY | {"stream": True}), headers)
-        for line in connection.getresponse():
-            if line.startswith(b"data: {"):
-                chunks.append(json.loads(line[6:]))
-        connection.close()
-
-    reading = asyncio.create_task(asyncio.to_thread(chat))
+    chat = StreamReader(door.port, "/v1/chat/completions", BODY | {"stream": True})
     async with asyncio.timeout(30):
         while not await door_wire.redis.xlen(partition_key(0, "lane", "sim", "interactive")):
             await asyncio.sleep(0.01)
     first = await Hand.claiming(door_wire)
     await first.write("abc")
-    await asyncio.to_thread(eventually, lambda: len(chunks) >= 3)
+    await chat.until_true(lambda: len(chat.events) >= 3)
     await door_wire.redis.delete(partition_key(0, "log", first.lease.id))
     await lapse(door_wire, first.lease)
     second = await Hand.claiming(door_wire)
     await second.write("ABCDE")
     await second.finish()
-    await reading
-    said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if "choices" in chunk)
-    assert said == "abc" and chunks[-1]["error"]["code"] == "stream_reset"
+    await chat.read_out()
+    assert chat.text() == "abc" and chat.error is not None and chat.error["code"] == "stream_reset"
 
 
 async def test_what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody(door: House, door_wire: RedisClient) -> None:
