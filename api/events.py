@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
@@ -28,7 +27,7 @@ from api.openai import cursor, job_events
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError, from_failure
 from api.openai.job_events import JobEvent
-from api.openai.rendering import CallParts
+from api.openai.rendering import CallParts, Waiting
 from api.services import Services
 from api.stream.reply import (
     STREAM_HEADERS,
@@ -43,7 +42,6 @@ from penstock.loops import ExpectedErrors, retry
 from streaming.errors import NewerMessage, Unavailable, UnknownJob
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import JobState
-from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import MALFORMED, NEWER, Interruption, JobRecord, was_cut_short
 from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
@@ -89,26 +87,36 @@ async def patiently(read: Callable[[], Awaitable[T]]) -> T:
 
 
 async def deltas_of(
-    services: Services, buffer: ReorderBuffer, idle_s: Callable[[], float]
-) -> AsyncGenerator[tuple[Sequence[Delta], Terminal | None], None]:
-    """Yield the deltas of a job's log behind what a new buffer has, as they come, or none after `idle_s()`; and at last
-    the end with them. Closes the buffer. Raises HistoryChanged, UnknownJob, NewerMessage."""
-    buffer.accepted = True
+    services: Services, record: JobRecord, buffer: ReorderBuffer
+) -> AsyncGenerator[tuple[Sequence[Delta], Terminal | None, JobRecord], None]:
+    """Yield the deltas of a job's log behind what a new buffer has, as they come, and at last the end with them. A job
+    that waits for its first worker is looked at every POSITION_INTERVAL_S: each time, its record comes without deltas.
+    Closes the buffer. Raises HistoryChanged, UnknownJob, NewerMessage."""
+    buffer.accepted, keep_alive_s = True, services.settings.keep_alive_s
     try:
         await patiently(lambda: services.relay.follow(buffer))
+        waits = is_waiting(record)
         terminal: Terminal | None = None
         while terminal is None:
-            rows, terminal = await buffer.take(idle_s())
+            rows, terminal = await buffer.take(POSITION_INTERVAL_S if waits else keep_alive_s)
             if buffer.rewound:
                 raise HistoryChanged
+            if waits and not rows and terminal is None:
+                record = await patiently(partial(services.job_reader.again, record))
+            waits = waits and not rows and is_waiting(record)
             failure = terminal.failure if terminal is not None else None
-            yield rows, None if failure in (GONE, NEWER) else terminal
+            yield rows, None if failure in (GONE, NEWER) else terminal, record
             if failure is GONE:
                 raise UnknownJob(buffer.job_id)
             if failure is NEWER:
                 raise NewerMessage(b"")
     finally:
         services.relay.close(buffer)
+
+
+def is_waiting(record: JobRecord) -> bool:
+    """Whether a job waits for its first worker."""
+    return record.state is JobState.QUEUED and not record.runs
 
 
 async def in_parts(
@@ -238,14 +246,20 @@ class EventReader:
         """Number of the last delta that the reader has, and the runs up to the one that wrote it."""
         self._parts = CallParts() if record.job.parted else None
         self._buffer: ReorderBuffer | None = None
+        self._position: int | None = None
+        """The job's place in the queue, as the reader was told."""
 
     async def events(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the rest of the log. Raises HistoryChanged, LogBroken."""
         if self._place.over:
             return
         try:
-            async for rendered in self._before_start():
-                yield rendered
+            if not self._place.queued:
+                waiting = await self._waiting(self._record)
+                self._position = waiting.position
+                yield [job_events.queued_event(self._record.epoch, waiting)]
+            if looked := await self._look(self._record):
+                yield looked
             async for rendered in self._deltas():
                 yield rendered
             record = await self._at_end()
@@ -273,33 +287,21 @@ class EventReader:
             return dataclasses.replace(record, terminal=terminal)  # its rows cannot be read
         return record
 
-    async def _before_start(self) -> AsyncIterator[Iterable[JobEvent]]:
-        """Yield `queued`, `queue.position` whenever it changes, and the first `started`."""
-        services, record = self._services, self._record
-        position: int | None = None
-        if not self._place.queued:
-            place = await self._queue_place(record)
-            position = place.before
-            yield [job_events.queued_event(record.epoch, await waiting_of(services, record, place))]
-        buffer = services.relay.open(record.job.id, rowless=True)
-        try:
-            while record.state is JobState.QUEUED and not record.runs:
-                waiting = await waiting_of(services, record, await self._queue_place(record))
-                if waiting.position != position:
-                    position = waiting.position
-                    yield [job_events.position_event(waiting)]
-                started_s = time.monotonic()
-                await buffer.take(POSITION_INTERVAL_S)
-                if time.monotonic() - started_s < POSITION_INTERVAL_S and buffer.terminal is not None:
-                    return
-                record = await patiently(partial(services.job_reader.again, record))
-        finally:
-            services.relay.close(buffer)
-        if not self._started and record.runs and record.epoch == self._record.epoch:
-            yield list(self._starts(record, 1))
+    async def _waiting(self, record: JobRecord) -> Waiting:
+        place = await patiently(lambda: self._services.job_reader.place(record, POSITION_INTERVAL_S))
+        return await waiting_of(self._services, record, place)
 
-    async def _queue_place(self, record: JobRecord) -> QueuePlace:
-        return await patiently(lambda: self._services.job_reader.place(record, POSITION_INTERVAL_S))
+    async def _look(self, seen: JobRecord) -> list[JobEvent]:
+        """Render what is new of a job that the reader has no start of: its place in the queue, or its first start."""
+        if self._started:
+            return []
+        if is_waiting(seen):
+            waiting = await self._waiting(seen)
+            if waiting.position == self._position:
+                return []
+            self._position = waiting.position
+            return [job_events.position_event(waiting)]
+        return list(self._starts(seen, 1)) if seen.runs and seen.epoch == self._record.epoch else []
 
     async def _deltas(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the deltas of each run, after its `started`, until the job's end."""
@@ -308,9 +310,10 @@ class EventReader:
             place = Place()
         buffer = self._buffer = services.relay.open(self._record.job.id, place.after, runs=place.runs)
         interruption: Interruption | None = None
-        keep_alive_s = services.settings.keep_alive_s
-        async with contextlib.aclosing(deltas_of(services, buffer, lambda: keep_alive_s)) as taken:
-            async for rows, terminal in taken:
+        async with contextlib.aclosing(deltas_of(services, self._record, buffer)) as taken:
+            async for rows, terminal, seen in taken:
+                if not rows and terminal is None and (looked := await self._look(seen)):
+                    yield looked
                 if not {buffer.author(row.seq) for row in rows}.issubset(self._runs):  # another worker has started it
                     record = await _outline(services, self._record)
                     if record.epoch != self._record.epoch:

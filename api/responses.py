@@ -179,10 +179,6 @@ async def own_response(request: Request) -> JobRecord:
 # --- their events -----------------------------------------------------------------------------------------------------
 
 
-START_INTERVAL_S = 0.5
-"""Interval between looks whether a worker has started a waiting response."""
-
-
 class Follower:
     """Renders the events after number `after` for one reader.
 
@@ -244,8 +240,8 @@ class Follower:
         if self._live and record.drafts and sequence.number - 1 < had:
             raise HistoryChanged  # the draft lacks what the reader has of it
         buffer, runs = services.relay.open(record.job.id), {logged.run for logged in record.runs}
-        async with aclosing(deltas_of(services, buffer, lambda: self._patience_s(buffer))) as taken:
-            async for rows, terminal in taken:
+        async with aclosing(deltas_of(services, record, buffer)) as taken:
+            async for rows, terminal, seen in taken:
                 if not runs.issuperset(_authors(buffer, rows, terminal)):
                     runs |= await self._read_again()
                 if len(self._record.drafts) > len(record.drafts):
@@ -257,16 +253,8 @@ class Follower:
                 if terminal is not None:
                     self.ended = terminal
                     yield sequence.end(terminal)
-                elif not rows and self._record.state is JobState.QUEUED:
-                    found = await patiently(lambda: services.job_reader.again(self._record))
-                    if found.state is JobState.RUNNING:
-                        await self._read_again()
-                        yield sequence.running()
-
-    def _patience_s(self, buffer: ReorderBuffer) -> float:
-        """How long to wait for deltas before a look whether the response has started."""
-        waits = self._record.state is JobState.QUEUED and not buffer.seq
-        return START_INTERVAL_S if waits else self._services.settings.keep_alive_s
+                elif seen.state is JobState.RUNNING:
+                    yield sequence.running()
 
     async def _read_again(self) -> set[Run]:
         """Read the record again; return the runs that it names."""

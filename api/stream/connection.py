@@ -135,8 +135,10 @@ class Connection(HttpToolsProtocol):
         """The head that was just parsed offers another protocol."""
         self._in_body = self._begun = self._ended = False
         """After a request's head; after its first byte; whether the last received bytes ended a request."""
-        self._head_bytes = self._field_bytes = 0
-        """Received of a head that is not complete, with blank lines before it; of its complete fields."""
+        self._head_bytes = 0
+        """Received of a head that is not complete, with blank lines before it."""
+        self._unmeasured = False
+        """A head that ends now may have more bytes than a head may have."""
         self._length, self._chunked = 0, False
         self._body_bytes = self._framed_bytes = 0
         """Bytes of the body without and with the framing of its chunks."""
@@ -188,6 +190,7 @@ class Connection(HttpToolsProtocol):
         if self._dropping:
             return
         self._ended = False
+        self._unmeasured = self._unmeasured or len(data) + self._head_bytes > self._max_header_bytes
         try:
             self._feed(data)
         except httptools.HttpParserUpgrade:  # CONNECT
@@ -253,6 +256,7 @@ class Connection(HttpToolsProtocol):
             self._framed_bytes += size if self._chunked else 0
             return self._framed_bytes > 2 * self._max_header_bytes + (FRAMING_PER_BYTE + 1) * self._body_bytes
         self._head_bytes += 0 if self._ended else size
+        self._unmeasured = self._begun and (self._ended or self._unmeasured)
         return self._head_bytes > self._max_header_bytes
 
     def _too_large(self) -> ApiError:
@@ -266,7 +270,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"].update(connection=self, received=received)
         self._begun = True
-        self._length, self._chunked, self._field_bytes = 0, False, 0
+        self._length, self._chunked = 0, False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Like uvicorn's, with limits. Drops trailer fields: the application would take them for headers."""
@@ -279,7 +283,6 @@ class Connection(HttpToolsProtocol):
         if name in FRAMING_FIELDS:
             self._note_framing(name, value)
         headers.append((name, value))
-        self._field_bytes += len(name) + len(value) + 4
 
     def _note_framing(self, name: bytes, value: bytes) -> None:
         if name == b"content-length":
@@ -309,8 +312,10 @@ class Connection(HttpToolsProtocol):
     def _check_head(self) -> None:
         """Raises ApiError."""
         parser = self.parser
-        if len(self.url) + self._field_bytes > self._max_header_bytes:
-            raise self._too_large()
+        if self._unmeasured:
+            size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
+            if size > self._max_header_bytes:
+                raise self._too_large()
         version = parser.get_http_version()
         if version not in VERSIONS or (self._chunked and version == "1.0"):
             raise connection_guard.invalid_http("its version is not taken here, or not with this Transfer-Encoding")
