@@ -208,27 +208,40 @@ async def test_a_reader_that_reconnects_by_itself_goes_on_where_it_was(door: Hou
     assert [event.id for event in events_in(data)] == ids[4:]
 
 
-@pytest.mark.parametrize("stalls", [False, True])
-async def test_a_stream_that_is_always_busy_ends_when_its_reader_leaves_or_stalls(stalls: bool) -> None:
-    """It never waits, so no cancellation would reach it; what a reader does not take would stay in memory."""
-    watchers, sent, cut = list[Callable[[], None]](), list[bytes](), list[bool]()
+@pytest.mark.parametrize(
+    "what", ["it leaves", "it stalls", "the process ends", "the process ends and the stream breaks"]
+)
+async def test_a_stream_that_is_always_busy_ends(what: str) -> None:
+    """It never waits, so no cancellation would reach it; what a reader does not take would stay in memory. Where the
+    process ends, a stream whose reader could take it for the whole has no last chunk."""
+    watchers, sent, cut = list[Callable[[], None]](), list[Message](), list[bool]()
     connection = SimpleNamespace(watch=watchers.append, cut_off=lambda: cut.append(True))
 
     async def server_send(message: Message) -> None:
-        sent.append(message.get("body", b""))
+        sent.append(message)
         if len(sent) == 3:
-            await (asyncio.sleep(PATIENCE_S) if stalls else asyncio.sleep(0, watchers[0]()))
+            if what == "it leaves":
+                watchers[0]()
+                return
+            if what != "it stalls":
+                answering.cancel()
+            await asyncio.sleep(PATIENCE_S)
 
     async def busy() -> AsyncGenerator[bytes, None]:
         while True:
             yield b"x"
 
-    gauge = SimpleNamespace(inc=int, dec=int)
-    settings = ApiSettings(send_timeout_s=0.01)
+    gauge, breaks = SimpleNamespace(inc=int, dec=int), what.endswith("breaks")
+    settings = ApiSettings(send_timeout_s=0.01 if what == "it stalls" else 60)
     services: Any = SimpleNamespace(settings=settings, metrics=SimpleNamespace(open_streams=gauge))
     scope = {"type": "http", "state": {"connection": connection, "server_send": server_send}}
-    await EventStream(services, busy(), {}, b"")(scope, cast(Any, None), server_send)
-    assert sent == [b"", b"x", b"x"] and cut == [True] * stalls
+    stream = EventStream(services, busy(), {}, b"", breaks=breaks)
+    answering = asyncio.create_task(stream(scope, cast(Any, None), server_send))
+    await asyncio.wait([answering])
+    assert answering.cancelled() is what.startswith("the process")
+    assert [message.get("body") for message in sent[:3]] == [None, b"x", b"x"]
+    assert [message["more_body"] for message in sent[3:]] == [False] * (what == "the process ends")
+    assert cut == [True] * (what == "it stalls" or breaks)
 
 
 async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, door_wire: RedisClient) -> None:
