@@ -104,17 +104,15 @@ async def page_after(services: Services, record: JobRecord, seen: Cursor | None)
     UnknownJob, Unavailable.
     """
     log = await _StoredLog.read(services, record)
+    epoch = log.record.epoch
     if seen is None:
-        return await log.page(Place(), Cursor(log.record.epoch, cursor.START))
-    if seen.epoch > log.record.epoch:
-        raise errors.offset_gone()
-    place = log.place(seen)
+        return await log.page(Place(), Cursor(epoch, cursor.START))
+    place = log.place(seen) if seen.epoch <= epoch else None
     if place is not None:
         return await log.page(place, seen)
-    if seen.epoch == log.record.epoch:
+    if seen.epoch >= epoch:
         raise errors.offset_gone()
-    reset = reset_event(log.record.epoch)
-    return await log.page(Place(), Cursor(log.record.epoch, cursor.START), [message(reset)])
+    return await log.page(Place(), Cursor(epoch, cursor.START), [message(reset_event(epoch))])
 
 
 async def tail(services: Services, record: JobRecord) -> Page:

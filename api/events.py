@@ -29,14 +29,7 @@ from api.openai.errors import ApiError, from_failure
 from api.openai.job_events import JobEvent
 from api.openai.rendering import CallParts, Waiting
 from api.services import Services
-from api.stream.reply import (
-    STREAM_HEADERS,
-    ClientGone,
-    PacedWriter,
-    body_message,
-    start_message,
-    stream_url,
-)
+from api.stream.reply import STREAM_HEADERS, ClientGone, PacedWriter, body_message, start_message, stream_url
 from penstock.engine import Failure
 from penstock.loops import ExpectedErrors, retry
 from streaming.errors import NewerMessage, Unavailable, UnknownJob
