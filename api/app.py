@@ -21,7 +21,7 @@ from api.middleware import Observed, decoded
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openapi import document
-from api.responses.endpoints import Responses
+from api.responses import Responses
 from api.services import Services
 from streaming import errors as store
 

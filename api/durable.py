@@ -6,17 +6,17 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sse_starlette import ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from api.admission import services_of
-from api.events import LogBroken, event_stream, job_log
+from api.events import EventStream, LogBroken, job_log
 from api.jobs import job_headers, own_record
 from api.openai import cursor, errors
 from api.openai.cursor import Cursor, Place
@@ -25,7 +25,7 @@ from api.openai.job_events import JobEvent, delta_event, reset_event, terminal_e
 from api.openai.rendering import CallParts, to_json
 from api.query import value_of
 from api.services import Services
-from api.stream.writer import Watched
+from api.stream.reply import Watched
 from penstock.loops import Sliced
 from streaming.errors import NewerMessage
 from streaming.jobs.codec import Delta, Run, Section, author
@@ -104,17 +104,15 @@ async def page_after(services: Services, record: JobRecord, seen: Cursor | None)
     UnknownJob, Unavailable.
     """
     log = await _StoredLog.read(services, record)
+    epoch = log.record.epoch
     if seen is None:
-        return await log.page(Place(), Cursor(log.record.epoch, cursor.START))
-    if seen.epoch > log.record.epoch:
-        raise errors.offset_gone()
-    place = log.place(seen)
+        return await log.page(Place(), Cursor(epoch, cursor.START))
+    place = log.place(seen) if seen.epoch <= epoch else None
     if place is not None:
         return await log.page(place, seen)
-    if seen.epoch == log.record.epoch:
+    if seen.epoch >= epoch:
         raise errors.offset_gone()
-    reset = reset_event(log.record.epoch)
-    return await log.page(Place(), Cursor(log.record.epoch, cursor.START), [message(reset)])
+    return await log.page(Place(), Cursor(epoch, cursor.START), [message(reset_event(epoch))])
 
 
 async def tail(services: Services, record: JobRecord) -> Page:
@@ -210,6 +208,7 @@ def _runs(record: JobRecord) -> list[Run]:
 
 LONG_POLL_S = 20.0
 """Time that a long-poll waits for a message; less than the time that clients wait for an answer."""
+PING = b": ping\n\n"
 SSE_S = 60.0
 """Time after which the server ends a stream of events, and its reader comes back with its last offset."""
 
@@ -222,7 +221,7 @@ _ENDS = frozenset(("error", *(state.value for state in JobState if state.final))
 """Names of the last message of a stream."""
 
 
-async def stream(request: Request) -> Response:
+async def stream(request: Request) -> ASGIApp:
     """Read the messages of a job. Raises ApiError (400, 404, 410, 503)."""
     services = services_of(request)
     text, live, seen = _parsed(request)
@@ -233,8 +232,8 @@ async def stream(request: Request) -> Response:
         return Response(headers=_headers(page) | _UNCACHED, media_type=_MEDIA_TYPE)
     page = await (tail(services, record) if text == TAIL else page_after(services, record, after))
     if live == "sse":
-        headers = _REVALIDATED | _SAFETY | job_headers(record) | {"Content-Type": "text/event-stream"}
-        return event_stream(request, _events(services, page, seen), headers, ServerSentEvent(comment="ping"))
+        headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no", **_REVALIDATED, **_SAFETY}
+        return EventStream(services, _events(services, page, seen), headers | job_headers(record), PING)
     if not live:
         return _catch_up(request, page, text)
     if not page.messages and not page.closed:
@@ -307,7 +306,7 @@ async def _next_page(request: Request, services: Services, page: Page) -> Page:
                 if not limit.expired():
                     limit.reschedule(asyncio.get_running_loop().time())
 
-            with Watched(request.scope, stop):
+            with Watched(request.scope["state"]["connection"], stop):
                 async with aclosing(_pages(services, page.record, page.next)) as pages:
                     async for found in pages:
                         return found
@@ -316,7 +315,7 @@ async def _next_page(request: Request, services: Services, page: Page) -> Page:
     return page
 
 
-async def _events(services: Services, page: Page, seen: int | None) -> AsyncIterator[bytes]:
+async def _events(services: Services, page: Page, seen: int | None) -> AsyncGenerator[bytes, None]:
     """Yield what there is and then what comes, each with a `control` event behind it."""
     cursor = live_cursor(seen)
     yield _encoded(page, cursor)

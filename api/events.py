@@ -3,8 +3,6 @@
 The events form a log (api/openai/cursor.py). A reader that reconnects with its cursor gets exactly the events after
 it, or `stream.reset` and the log of a new epoch. `queue.position`, `interrupted` and `ping` are not in the log and have
 no id.
-
-sse-starlette serves the stream: here its handling of disconnects matters more than its cost per event.
 """
 
 from __future__ import annotations
@@ -14,15 +12,13 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.admission import services_of
 from api.error_answers import counted
@@ -31,15 +27,14 @@ from api.openai import cursor, job_events
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError, from_failure
 from api.openai.job_events import JobEvent
-from api.openai.rendering import CallParts
+from api.openai.rendering import CallParts, Waiting
 from api.services import Services
-from api.stream.writer import Watched, stream_url
+from api.stream.reply import STREAM_HEADERS, ClientGone, PacedWriter, body_message, start_message, stream_url
 from penstock.engine import Failure
 from penstock.loops import ExpectedErrors, retry
 from streaming.errors import NewerMessage, Unavailable, UnknownJob
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import JobState
-from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import MALFORMED, NEWER, Interruption, JobRecord, was_cut_short
 from streaming.jobs.relay import GONE, ReorderBuffer
 
@@ -51,8 +46,7 @@ RESET_DELAY_S = 0.1
 """Delay before a reader gets the log of a new epoch, so that a log that changes constantly cannot spin."""
 ROWS_PER_WRITE = 200
 """Deltas rendered and written before the event loop runs other tasks: a few milliseconds."""
-DRAIN_MARGIN_S = 1.0
-"""How long before the end of drain_s an open stream ends by itself: the server then cuts what is left."""
+PING = b"event: ping\ndata: {}\n\n"
 POSITION_INTERVAL_S = 0.5
 """Interval between look-ups of a waiting job's place in its lane."""
 STORE_RETRY_DELAY_S = 0.5
@@ -84,54 +78,107 @@ async def patiently(read: Callable[[], Awaitable[T]]) -> T:
     return await retry(read, expected, itertools.repeat(STORE_RETRY_DELAY_S))
 
 
-async def events(request: Request) -> Response:
+async def deltas_of(
+    services: Services, record: JobRecord, buffer: ReorderBuffer
+) -> AsyncGenerator[tuple[Sequence[Delta], Terminal | None, JobRecord], None]:
+    """Yield the deltas of a job's log behind what a new buffer has, as they come, and at last the end with them. A job
+    that waits for its first worker is looked at every POSITION_INTERVAL_S: each time, its record comes without deltas.
+    Closes the buffer. Raises HistoryChanged, UnknownJob, NewerMessage."""
+    buffer.accepted, keep_alive_s = True, services.settings.keep_alive_s
+    try:
+        await patiently(lambda: services.relay.follow(buffer))
+        waits = is_waiting(record)
+        terminal: Terminal | None = None
+        while terminal is None:
+            rows, terminal = await buffer.take(POSITION_INTERVAL_S if waits else keep_alive_s)
+            if buffer.rewound:
+                raise HistoryChanged
+            if waits and not rows and terminal is None:
+                record = await patiently(partial(services.job_reader.again, record))
+            waits = waits and not rows and is_waiting(record)
+            failure = terminal.failure if terminal is not None else None
+            yield rows, None if failure in (GONE, NEWER) else terminal, record
+            if failure is GONE:
+                raise UnknownJob(buffer.job_id)
+            if failure is NEWER:
+                raise NewerMessage(b"")
+    finally:
+        services.relay.close(buffer)
+
+
+def is_waiting(record: JobRecord) -> bool:
+    """Whether a job waits for its first worker."""
+    return record.state is JobState.QUEUED and not record.runs
+
+
+async def in_parts(
+    services: Services, rows: Sequence[Delta], render: Callable[[Sequence[Delta]], T]
+) -> AsyncIterator[T]:
+    """Render deltas in parts, so that a long list does not block the event loop."""
+    for first in range(0, len(rows), ROWS_PER_WRITE):
+        part = rows[first : first + ROWS_PER_WRITE]
+        async with services.store_client.turns if len(part) == ROWS_PER_WRITE else contextlib.nullcontext():
+            rendered = render(part)
+        yield rendered
+
+
+class EventStream:
+    """ASGI response: server-sent events at the reader's pace, and `ping` while there are none.
+
+    When this process ends, the stream ends; if it `breaks`, without its last chunk, so that its reader cannot take what
+    it has for the whole.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        ping: bytes,
+        *,
+        breaks: bool = False,
+    ) -> None:
+        self._services, self._events, self._headers = services, events, dict(headers)
+        self._ping, self._breaks = ping, breaks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        state, settings, streams = scope["state"], self._services.settings, self._services.metrics.open_streams
+        writer = PacedWriter(state["server_send"], state["connection"], settings.send_timeout_s)
+        streams.inc()
+        try:
+            await send(start_message(200, self._headers))
+            await writer.write_events(self._events, settings.keep_alive_s, self._ping)
+        except (ClientGone, OSError):
+            pass
+        except asyncio.CancelledError:  # drain_s is over
+            if self._breaks:
+                writer.cut_off()
+            else:
+                await state["server_send"](body_message(b"", more=False))
+            raise
+        finally:
+            streams.dec()
+
+
+async def events(request: Request) -> ASGIApp:
     """Stream from the beginning, or after `Last-Event-ID` (or ?after=), to the job's end."""
     services, record = services_of(request), await own_record(request)
     header, after = request.headers.get("last-event-id"), request.query_params.get("after")
     seen = cursor.read(header) if header else None if after is None else cursor.read(after, "after")
-    headers = {"Cache-Control": "no-cache"} | job_headers(record) | stream_url(record.job.id)
+    headers = STREAM_HEADERS | job_headers(record) | stream_url(record.job.id)
     if request.method == "HEAD":  # its connection takes no other request until the answer is over
-        return Response(headers=headers, media_type="text/event-stream")
+        return Response(headers=headers)
     if seen is not None and seen.number:
         services.metrics.stream_resumes.inc()
-    ping = ServerSentEvent(data="{}", event="ping")
-    return event_stream(request, _encoded(job_log(services, record, seen)), headers, ping)
+    return EventStream(services, _encoded(job_log(services, record, seen)), headers, PING)
 
 
-def event_stream(
-    request: Request, encoded: AsyncIterator[bytes], headers: dict[str, str], ping: ServerSentEvent
-) -> EventSourceResponse:
-    """Return the answer that streams these events, and `ping` while there are none."""
-    services = services_of(request)
-    response = EventSourceResponse(
-        _while_there(request.scope, encoded),
-        headers=headers,
-        ping=int(services.settings.keep_alive_s) or 1,
-        ping_message_factory=lambda: ping,
-        sep="\n",
-        send_timeout=services.settings.send_timeout_s,
-        shutdown_grace_period=max(0.0, services.settings.drain_s - DRAIN_MARGIN_S),
-    )
-    del response.headers["connection"]  # the server says whether the connection is kept
-    return response
-
-
-async def _while_there(scope: Scope, encoded: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Stop once the client has left. Its cancellation alone does not end a stream that is always busy, as anyio cancels
-    only a task that waits: of 2,000 who came back at once, those who had left kept the others waiting (F31)."""
-    with Watched(scope) as client:
-        async for data in encoded:
-            if client.lost:
-                return
-            yield data
-
-
-async def _encoded(stream: AsyncIterator[Iterable[JobEvent]]) -> AsyncIterator[bytes]:
+async def _encoded(stream: AsyncIterator[Iterable[JobEvent]]) -> AsyncGenerator[bytes, None]:
     """Encode events, those that come together as one write: a write each would cost more than the events."""
     try:
         async for rendered in stream:
-            if data := b"".join([event.encode() for event in rendered]):
-                yield data
+            yield b"".join([event.encode() for event in rendered])
     except LogBroken as broken:
         yield broken.event.encode()
 
@@ -190,18 +237,21 @@ class EventReader:
         self._seq, self._last = place.after, place.runs
         """Number of the last delta that the reader has, and the runs up to the one that wrote it."""
         self._parts = CallParts() if record.job.parted else None
-        self._ended: Terminal | None = None
-        """The terminal record, once the buffer has delivered it."""
-        self._had_ended = False
-        """The job had ended before the store forgot it."""
+        self._buffer: ReorderBuffer | None = None
+        self._position: int | None = None
+        """The job's place in the queue, as the reader was told."""
 
     async def events(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the rest of the log. Raises HistoryChanged, LogBroken."""
         if self._place.over:
             return
         try:
-            async for rendered in self._before_start():
-                yield rendered
+            if not self._place.queued:
+                waiting = await self._waiting(self._record)
+                self._position = waiting.position
+                yield [job_events.queued_event(self._record.epoch, waiting)]
+            if looked := await self._look(self._record):
+                yield looked
             async for rendered in self._deltas():
                 yield rendered
             record = await self._at_end()
@@ -216,11 +266,11 @@ class EventReader:
     async def _at_end(self) -> JobRecord:
         """Return the record of the ended job. If its retention passed meanwhile, use the terminal record that the
         buffer delivered. Raises UnknownJob, HistoryChanged."""
-        terminal = self._ended
+        terminal = self._buffer.terminal if self._buffer is not None else None
         try:
             record = await _outline(self._services, self._record)
         except UnknownJob:
-            if terminal is None or terminal.failure is GONE:
+            if terminal is None:
                 raise
             return dataclasses.replace(self._record, state=terminal.state, terminal=terminal)
         if not record.state.final or record.epoch != self._record.epoch:
@@ -229,75 +279,44 @@ class EventReader:
             return dataclasses.replace(record, terminal=terminal)  # its rows cannot be read
         return record
 
-    async def _before_start(self) -> AsyncIterator[Iterable[JobEvent]]:
-        """Yield `queued`, `queue.position` whenever it changes, and the first `started`."""
-        services, record = self._services, self._record
-        position: int | None = None
-        if not self._place.queued:
-            place = await self._queue_place(record)
-            position = place.before
-            yield [job_events.queued_event(record.epoch, await waiting_of(services, record, place))]
-        buffer = services.relay.open(record.job.id, rowless=True)
-        try:
-            while record.state is JobState.QUEUED and not record.runs:
-                waiting = await waiting_of(services, record, await self._queue_place(record))
-                if waiting.position != position:
-                    position = waiting.position
-                    yield [job_events.position_event(waiting)]
-                started_s = time.monotonic()
-                await buffer.take(POSITION_INTERVAL_S)
-                if time.monotonic() - started_s < POSITION_INTERVAL_S and buffer.terminal is not None:
-                    return
-                record = await patiently(partial(services.job_reader.again, record))
-        finally:
-            services.relay.close(buffer)
-        if not self._started and record.runs and record.epoch == self._record.epoch:
-            yield list(self._starts(record, 1))
+    async def _waiting(self, record: JobRecord) -> Waiting:
+        place = await patiently(lambda: self._services.job_reader.place(record, POSITION_INTERVAL_S))
+        return await waiting_of(self._services, record, place)
 
-    async def _queue_place(self, record: JobRecord) -> QueuePlace:
-        return await patiently(lambda: self._services.job_reader.place(record, POSITION_INTERVAL_S))
+    async def _look(self, seen: JobRecord) -> list[JobEvent]:
+        """Render what is new of a job that the reader has no start of: its place in the queue, or its first start."""
+        if self._started:
+            return []
+        if is_waiting(seen):
+            waiting = await self._waiting(seen)
+            if waiting.position == self._position:
+                return []
+            self._position = waiting.position
+            return [job_events.position_event(waiting)]
+        return list(self._starts(seen, 1)) if seen.runs and seen.epoch == self._record.epoch else []
 
     async def _deltas(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the deltas of each run, after its `started`, until the job's end."""
         services, place = self._services, self._place
         if self._parts is not None:  # what a delta of calls means depends on those before it, so they are read again
             place = Place()
-        buffer = services.relay.open(self._record.job.id, place.after, runs=place.runs)
-        buffer.accepted = True
-        try:
-            await patiently(lambda: services.relay.follow(buffer))
-            interruption: Interruption | None = None
-            while True:
-                rows, terminal = await buffer.take(services.settings.keep_alive_s)
-                if buffer.rewound:
-                    raise HistoryChanged
-                async for rendered in self._rendered(rows, buffer):
+        buffer = self._buffer = services.relay.open(self._record.job.id, place.after, runs=place.runs)
+        interruption: Interruption | None = None
+        async with contextlib.aclosing(deltas_of(services, self._record, buffer)) as taken:
+            async for rows, terminal, seen in taken:
+                if not rows and terminal is None and (looked := await self._look(seen)):
+                    yield looked
+                if not {buffer.author(row.seq) for row in rows}.issubset(self._runs):  # another worker has started it
+                    record = await _outline(services, self._record)
+                    if record.epoch != self._record.epoch:
+                        raise HistoryChanged
+                    self._record, self._runs = record, [logged.run for logged in record.runs]
+                async for rendered in in_parts(services, rows, lambda part: list(self._deltas_of(part, buffer))):
                     yield rendered
                 if buffer.interruption != interruption and terminal is None:
                     interruption = buffer.interruption
                     if interruption is not None and interruption.place >= self._started:  # no later run has begun
                         yield [job_events.interrupted_event(interruption.attempt)]
-                if terminal is not None:
-                    if terminal.failure is NEWER:
-                        raise NewerMessage(b"")
-                    self._ended, self._had_ended = terminal, buffer.over
-                    return
-        finally:
-            services.relay.close(buffer)
-
-    async def _rendered(self, rows: Sequence[Delta], buffer: ReorderBuffer) -> AsyncIterator[Iterable[JobEvent]]:
-        """Render the events of these deltas, in parts, so that a long list does not block the event loop."""
-        for first in range(0, len(rows), ROWS_PER_WRITE):
-            part = rows[first : first + ROWS_PER_WRITE]
-            authors = {buffer.author(row.seq) for row in part}
-            if not authors.issubset(self._runs):  # another worker has started the job
-                record = await _outline(self._services, self._record)
-                if record.epoch != self._record.epoch:
-                    raise HistoryChanged
-                self._record, self._runs = record, [logged.run for logged in record.runs]
-            async with self._services.store_client.turns if len(part) == ROWS_PER_WRITE else contextlib.nullcontext():
-                rendered = list(self._deltas_of(part, buffer))
-            yield rendered
 
     def _deltas_of(self, rows: Sequence[Delta], buffer: ReorderBuffer) -> Iterator[JobEvent]:
         """Yield the events of deltas, with `started` where a new run begins. Raises HistoryChanged."""
@@ -329,7 +348,7 @@ class EventReader:
 
     def _lost(self) -> JobEvent:
         """Return the last event of a job that the store lost. Of one that had ended, the outcome is unknown."""
-        if self._had_ended:
+        if self._buffer is not None and self._buffer.over:
             return self._error(from_failure(EXPIRED))
         terminal = Terminal(self._record.job.id, JobState.FAILED, 0, failure=GONE)
         lost = dataclasses.replace(self._record, state=JobState.FAILED, terminal=terminal)

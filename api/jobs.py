@@ -22,7 +22,7 @@ from api.openai.results import answer_in_slices, input_object
 from api.openai.schemas import ignored_fields
 from api.query import value_of
 from api.services import Services
-from api.stream.writer import Watched
+from api.stream.reply import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.job import CancelledBy, JobState
@@ -124,7 +124,7 @@ async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
     assert record.terminal is not None
     facts, rows = services.facts(record.job, record.created_ms), record.terminal.rows
     work = answer_in_slices(facts, record.terminal, rows, record.drafts)
-    with Watched(request.scope) as client:
+    with Watched(request.scope["state"]["connection"]) as client:
         return await services.store_client.turns.run(client.while_there(work), len(rows))
 
 
@@ -228,7 +228,7 @@ async def wait_for_end(request: Request, job_id: str, seconds: float) -> JobReco
     buffer = services.relay.open(job_id, rowless=True)
     deadline = time.monotonic() + seconds
     try:
-        with Watched(request.scope, buffer.hang_up) as client:
+        with Watched(request.scope["state"]["connection"], buffer.hang_up) as client:
             # From here on the worker sends the job's end to this process; an earlier end shows in the state.
             state = await services.queue.follow(job_id, services.relay.address)
             while (

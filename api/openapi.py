@@ -11,7 +11,7 @@ from api.admin.pools import PoolOverride
 from api.auth.access import Access
 from api.openai.answers import ANSWERS, STRING, Schema, any_of, ref, schema
 from api.openai.batch_lines import BatchRequest
-from api.openai.responses.conversation import ConversationRequest, ConversationUpdate, ItemsRequest
+from api.openai.responses.items import ConversationRequest, ConversationUpdate, ItemsRequest
 from api.openai.schemas import JOB_MODELS, MODELS
 from api.query import PARAMS
 from api.routes import JOB_HEADERS, ROUTES, Route

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from api import batches, chat, durable, events, files, health, jobs, timing
-from api.admin import dead_letters, overview, pools, tenants, webhooks
+from api import batches, chat, conversations, durable, events, files, health, jobs, responses, timing
 from api.admin import jobs as all_jobs
+from api.admin import letters, overview, pools, tenants
 from api.auth.access import Access, AccessTable
 from api.console import pages
-from api.responses import conversations
-from api.responses import endpoints as responses
 
 ANYONE, CALLER, ADMIN = Access.ANYONE, Access.CALLER, Access.ADMIN
 
@@ -160,11 +158,11 @@ ROUTES = (
           "Batch", errors=(409,)),
     Route("POST", "/v1/batches/{batch_id}/resume", batches.resume, CALLER, "Resume a paused batch", "Batch",
           errors=(409,)),
-    Route("GET", "/admin/dlq", dead_letters.listing, ADMIN, "List dead letters", "DeadLetterList", params=_PAGE),
-    Route("GET", "/admin/dlq/{letter_id}", dead_letters.show, ADMIN, "Show a dead letter", "DeadLetter"),
-    Route("DELETE", "/admin/dlq/{letter_id}", dead_letters.drop, ADMIN, "Drop a dead letter", "application/json",
+    Route("GET", "/admin/dlq", letters.listing, ADMIN, "List dead letters", "DeadLetterList", params=_PAGE),
+    Route("GET", "/admin/dlq/{letter_id}", letters.show, ADMIN, "Show a dead letter", "DeadLetter"),
+    Route("DELETE", "/admin/dlq/{letter_id}", letters.drop, ADMIN, "Drop a dead letter", "application/json",
           action="dead_letter.drop"),
-    Route("POST", "/admin/dlq/{letter_id}/replay", dead_letters.replay, ADMIN, "Replay a dead letter's job", "Job", 202,
+    Route("POST", "/admin/dlq/{letter_id}/replay", letters.replay, ADMIN, "Replay a dead letter's job", "Job", 202,
           "dead_letter.replay", errors=(400, 410, 429), headers=("Location", "X-Job-Id")),
     Route("GET", "/admin/overview", overview.show, ADMIN, "See whether jobs flow, and what is wrong", "Overview"),
     Route("GET", "/admin/jobs", all_jobs.listing, ADMIN, "List the jobs of one tenant or of all", "AdminJobList",
@@ -174,10 +172,11 @@ ROUTES = (
     Route("POST", "/admin/jobs/{job_id}/cancel", all_jobs.cancel, ADMIN, "Cancel any job", "AdminJob",
           action="job.cancel", errors=(410,)),
     Route("GET", "/admin/keys", tenants.keys, ADMIN, "List the configured keys", "KeyList"),
-    Route("GET", "/admin/webhooks", webhooks.listing, ADMIN, "List webhook messages", "WebhookMessageList",
+    Route("GET", "/admin/webhooks", letters.list_messages, ADMIN, "List webhook messages", "WebhookMessageList",
           params=_PAGE),
-    Route("GET", "/admin/webhooks/{message_id}", webhooks.show, ADMIN, "Show a webhook message", "WebhookMessage"),
-    Route("POST", "/admin/webhooks/{message_id}/replay", webhooks.replay, ADMIN, "Send a webhook message once more",
+    Route("GET", "/admin/webhooks/{message_id}", letters.show_message, ADMIN, "Show a webhook message",
+          "WebhookMessage"),
+    Route("POST", "/admin/webhooks/{message_id}/replay", letters.resend, ADMIN, "Send a webhook message once more",
           "WebhookMessage", 202, "webhook.replay"),
     Route("GET", "/admin/tenants", tenants.listing, ADMIN, "List the storage usage of tenants", "TenantList"),
     Route("GET", "/admin/tenants/{tenant:path}", tenants.show, ADMIN, "Show the storage usage of a tenant", "Tenant",

@@ -20,7 +20,7 @@ from api.stream import connection_guard
 from api.stream.connection_guard import ConnectionGuard, DeadlineQueue, answer_of
 
 if TYPE_CHECKING:
-    from api.stream.writer import TokenFlow
+    from api.stream.reply import TokenFlow
 
 CHUNK = b"%x\r\n%b\r\n"
 """One chunk of a chunked body, with its size before it."""
@@ -135,10 +135,10 @@ class Connection(HttpToolsProtocol):
         """The head that was just parsed offers another protocol."""
         self._in_body = self._begun = self._ended = False
         """After a request's head; after its first byte; whether the last received bytes ended a request."""
-        self._head_room = self._max_header_bytes
-        """Bytes that the head, with blank lines before it, may still have."""
+        self._head_bytes = 0
+        """Received of a head that is not complete, with blank lines before it."""
         self._unmeasured = False
-        """A head may have begun in bytes that were not counted in `_head_room`."""
+        """A head that ends now may have more bytes than a head may have."""
         self._length, self._chunked = 0, False
         self._body_bytes = self._framed_bytes = 0
         """Bytes of the body without and with the framing of its chunks."""
@@ -190,13 +190,9 @@ class Connection(HttpToolsProtocol):
         if self._dropping:
             return
         self._ended = False
-        if self._in_body:
-            self._unmeasured = True
+        self._unmeasured = self._unmeasured or len(data) + self._head_bytes > self._max_header_bytes
         try:
-            if self._in_body or len(data) <= self._head_room:
-                self._feed(data)
-            else:
-                self._feed_head(data)
+            self._feed(data)
         except httptools.HttpParserUpgrade:  # CONNECT
             self._dropping = True
             self.cycle.keep_alive = False
@@ -229,46 +225,39 @@ class Connection(HttpToolsProtocol):
             self.parser.feed_data(b"\r\n".join(head) + b"\r\n\r\n")
             data = rest
 
-    def _feed_head(self, data: bytes) -> None:
-        """Parse data that may exceed the head's limit: first up to the limit, then the rest, if the head ended there.
-        Raises ApiError if it did not."""
-        room = self._head_room
-        if room:
-            self._feed(data[:room])
-        if not (self._in_body or self._ended):
-            raise self._too_large()
-        self._unmeasured = True
-        self._feed(data[room:])
-
     def _wait_for_more(self, size: int) -> None:
         """After `size` valid bytes, put the connection into the queue of its next deadline."""
         guard = self._guard
+        if self._exceeds(size):
+            self._refuse(self._too_large())
+            return
         if self._in_body:
-            if self._chunked:
-                self._framed_bytes += size
-                if self._framed_bytes > 2 * self._max_header_bytes + (FRAMING_PER_BYTE + 1) * self._body_bytes:
-                    self._refuse(self._too_large())
-                    return
             if self._max_body_bytes is not None and self._body_bytes > self._max_body_bytes:
                 self._linger()
             elif self._queue is not guard.body:
                 self._window_start = self._body_bytes
                 self._enter(guard.body)
         elif self._begun:
-            if not self._ended:
-                self._head_room -= size
             if self._silent or self._queue is not guard.head:
                 self._enter(guard.head)
         elif self._ended:
-            self._unmeasured = False
             if self.cycle.response_complete and not self.pipeline:
                 self._enter(guard.idle)
             else:
                 self._leave()
         else:  # blank lines
-            self._head_room -= size
             return
         self._silent = False
+
+    def _exceeds(self, size: int) -> bool:
+        """Count these bytes for a head that is not complete, or for a chunked body with its framing; whether that has
+        too many."""
+        if self._in_body:
+            self._framed_bytes += size if self._chunked else 0
+            return self._framed_bytes > 2 * self._max_header_bytes + (FRAMING_PER_BYTE + 1) * self._body_bytes
+        self._head_bytes += 0 if self._ended else size
+        self._unmeasured = self._begun and (self._ended or self._unmeasured)
+        return self._head_bytes > self._max_header_bytes
 
     def _too_large(self) -> ApiError:
         return connection_guard.headers_too_large(self._max_header_bytes, self._max_headers)
@@ -360,7 +349,7 @@ class Connection(HttpToolsProtocol):
             return
         self._in_body = self._begun = False
         self._ended = True
-        self._head_room = self._max_header_bytes
+        self._head_bytes = 0
         cycle = self.cycle
         if cycle.response_complete:
             return

@@ -1,7 +1,8 @@
-"""Completion responses: the token stream (server-sent events) and the whole answer of a job.
+"""Replies: the token stream (server-sent events) and the whole answer of a job; and the writers of streams, with each
+token's way to the socket, and slow or gone readers.
 
-Both watch for a client disconnect, and then apply the request's on_disconnect. A stream sends its status with its first
-bytes, so an error before them keeps its HTTP status; a started stream always ends with a terminal frame.
+A reply watches for a client disconnect, and then applies the request's on_disconnect. A stream sends its status with
+its first bytes, so an error before them keeps its HTTP status; a started stream always ends with a terminal frame.
 """
 
 from __future__ import annotations
@@ -9,33 +10,313 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import random
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias, TypeVar
 
-from starlette.types import Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import Admitted
 from api.error_answers import error_body, error_event
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import ChunkRenderer, to_json
-from api.openai.responses.events import EventSequence
+from api.openai.rendering import ChunkRenderer, encode_json, on_one_line, to_json
+from api.openai.responses.object import EventSequence
 from api.openai.results import answer_in_slices
 from api.services import Services
-from api.stream import writer
-from api.stream.connection import Connection
+from api.stream.connection import CHUNK, Connection
+from penstock.loops import Sliced
 from streaming.errors import StreamingError, UnknownJob
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import CancelledBy, JobState, operation_of
 from streaming.jobs.records import Delivered
 from streaming.jobs.relay import Flow
+from telemetry.buffered import BufferedHistogram
 from telemetry.latency import EGRESS_FIRST, PARTS, end_to_end, inter_token_latency, time_to_first_token
-from telemetry.metrics import Metrics
 from telemetry.records.schema import DeliveryRecord
 from telemetry.tracing import FIRST_SENT, current
 
 log = logging.getLogger(__name__)
+
+PING = b": ping\n"
+"""An SSE comment. It ends with one newline only: a blank line would dispatch an event, on which some clients crash."""
+
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+def stream_url(job_id: str) -> dict[str, str]:
+    """Return the header of a streamed answer that says where anybody with its caller's key can read and resume it."""
+    return {"Stream-Url": f"/v1/jobs/{job_id}/stream"}
+
+
+def served_by_header(models: Iterable[str]) -> dict[str, str]:
+    """Return the header of an answer that names the models that gave its choices, in their order."""
+    return {"X-Served-By": ", ".join(dict.fromkeys(models))}
+
+
+def start_message(status: int, headers: dict[str, str]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": raw_headers(headers)}
+
+
+def raw_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Encode headers as ASGI has them."""
+    return [(_raw_name(name), value.encode("latin-1")) for name, value in headers.items()]
+
+
+@lru_cache(maxsize=256)
+def _raw_name(name: str) -> bytes:
+    return name.lower().encode()
+
+
+RAW_STREAM_HEADERS = raw_headers(STREAM_HEADERS)
+
+
+def body_message(data: bytes, *, more: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+MAX_SEND_TIMEOUT_FACTOR = 1.2
+"""A stalled reader is disconnected up to this factor later than its timeout, at random: readers that stalled together
+are then not all disconnected in one iteration of the event loop, which would delay every other stream."""
+
+
+class ClientGone(Exception):
+    """Raised inside an answer when its client has disconnected."""
+
+
+class PacedWriter:
+    """Writer of one answer. `stalled`: the reader took no byte for too long and is disconnected."""
+
+    def __init__(self, send: Send, connection: Connection, timeout_s: float) -> None:
+        self._send, self._connection, self._timeout_s = send, connection, timeout_s
+        self.stalled = False
+        self._written_s = 0.0
+
+    async def write_events(
+        self,
+        events: AsyncGenerator[bytes, None],
+        keep_alive_s: float,
+        ping: bytes = PING,
+        on_written: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write events, to the end of the stream, and `ping` after each `keep_alive_s` without any. Raises
+        ClientGone."""
+        task = asyncio.current_task()
+        assert task is not None
+        client = Watched(self._connection, task.cancel)
+        self._written_s = time.monotonic()
+        self._ping_if_idle(keep_alive_s, ping)
+        try:
+            with client:
+                async with aclosing(events):
+                    async for data in events:
+                        if data:
+                            await self.write(data, more=True)
+                        on_written()
+                        if client.lost:
+                            await asyncio.sleep(0)  # takes the cancellation also where nothing else waits
+                await self.write(b"", more=False)
+                await asyncio.sleep(0)  # likewise
+        except asyncio.CancelledError:
+            if not client.lost:
+                raise
+            raise ClientGone from None
+        finally:
+            self._ping_timer.cancel()
+
+    def _ping_if_idle(self, keep_alive_s: float, ping: bytes) -> None:
+        idle_s = time.monotonic() - self._written_s
+        if idle_s >= keep_alive_s:
+            self._connection.write_chunk(ping)
+            self._written_s, idle_s = time.monotonic(), 0.0
+        loop = asyncio.get_running_loop()
+        self._ping_timer = loop.call_later(keep_alive_s - idle_s, self._ping_if_idle, keep_alive_s, ping)
+
+    async def write(self, data: bytes, *, more: bool) -> None:
+        """Write once the reader takes it. Raises ClientGone."""
+        task = asyncio.current_task()
+        timeout_s = self._timeout_s * random.uniform(1.0, MAX_SEND_TIMEOUT_FACTOR)  # noqa: S311 - jitter
+        timer = asyncio.get_running_loop().call_later(timeout_s, self._on_stalled, task)
+        try:
+            await self._send(body_message(data, more=more))
+            self._written_s = time.monotonic()
+        except asyncio.CancelledError:
+            if not self.stalled:
+                raise
+            self.cut_off()
+            raise ClientGone from None
+        finally:
+            timer.cancel()
+
+    def cut_off(self) -> None:
+        """Disconnect the reader in the middle of the answer, so that it cannot take what it has for the whole."""
+        self._connection.cut_off()
+
+    def _on_stalled(self, task: asyncio.Task[object] | None) -> None:
+        self.stalled = True
+        if task is not None:
+            task.cancel()
+
+
+T = TypeVar("T")
+
+
+class Watched:
+    """Context manager that calls `on_lost` when the client disconnects, or has done so before.
+
+    The request's body must have been read, or be of no interest.
+    """
+
+    __slots__ = ("_connection", "_on_lost", "lost")
+
+    def __init__(self, connection: Connection, on_lost: Callable[[], object] | None = None) -> None:
+        self._connection = connection
+        self._on_lost = on_lost
+        self.lost = False
+        """The client has disconnected."""
+
+    def __enter__(self) -> Watched:
+        self._connection.watch(self._set_lost)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.watch(None)
+
+    def check(self) -> None:
+        """Raise ClientDisconnect if the client has disconnected."""
+        if self.lost:
+            raise ClientDisconnect
+
+    def while_there(self, work: Sliced[T]) -> Sliced[T]:
+        """Run sliced work, and abort it when the client disconnects. Raises ClientDisconnect."""
+        while True:
+            self.check()
+            try:
+                next(work)
+            except StopIteration as done:
+                value: T = done.value
+                return value
+            yield
+
+    def _set_lost(self) -> None:
+        self.lost = True
+        if self._on_lost is not None:
+            self._on_lost()
+
+
+Renderer: TypeAlias = Callable[[Delta], bytes]
+
+
+MAX_HELD = 64
+"""Rendered deltas that a flow holds until the next flush: a read after a stall may bring thousands."""
+
+
+class TokenFlow:
+    """Token writer of a stream with one choice and without log-probabilities, after its first token.
+
+    With many streams, the memory that a token touches has left the CPU cache since the stream's previous token, and
+    loading it costs as much as the work. So this state is one small object; the Reply handles everything rare.
+    """
+
+    __slots__ = (
+        *("_after", "_before", "_held", "_render", "_tokens"),
+        *("_transport", "histogram", "last", "paused", "unwritten"),
+    )
+
+    def __init__(self, histogram: BufferedHistogram) -> None:
+        self.histogram = histogram
+        self.last = 0.0
+        """Monotonic time of the last tokens; 0: none yet."""
+        self.unwritten = b""
+        """Rendered bytes that could not be written."""
+        self.paused = False
+        """The connection's write buffer is full."""
+        self._held: list[bytes] = []
+        """What the next `flush` writes."""
+        self._tokens = 0
+        """Taken since the last flush."""
+
+    def start(self, connection: Connection, before: bytes, after: bytes, render: Renderer | None = None) -> None:
+        """Start writing to a connection; `before` and `after` are the constant JSON around each delta's text, and
+        `render` renders a delta that has extras; None: there are none."""
+        self._render = render
+        self._transport: asyncio.Transport = connection.transport
+        self._before, self._after = before, after
+        self.paused = connection.carry(self)
+
+    def write(self, row: Delta) -> bool:
+        """Take a delta; called for every token. False: it is in `unwritten`, with what was taken since the last
+        flush."""
+        self._tokens += row.n or 1
+        if row.extras and self._render is not None:
+            self._held.append(self._render(row))
+        elif content := row.text:
+            text = encode_json(content)
+            if not text.isascii():
+                text = on_one_line(text)
+            self._held.append(self._before + text + self._after)
+        return (not self.paused and len(self._held) <= MAX_HELD) or self._set_aside()
+
+    def _set_aside(self) -> bool:
+        """Move what is held to `unwritten`. Returns True if nothing was held."""
+        self.unwritten = b"".join(self._held)
+        self._held.clear()
+        return not self.unwritten
+
+    def take(self, now: float) -> bytes:
+        """Return what is held, which is no longer held then, and measure its tokens."""
+        if not self._tokens:
+            return b""
+        self.histogram.observe_equal(now - self.last, self._tokens)  # as `inter_token_latency` has it
+        self.last, self._tokens = now, 0
+        data = b"".join(self._held)
+        self._held.clear()
+        return data
+
+    def flush(self, now: float) -> None:
+        """Write what was taken; called after every read that brought a token."""
+        data = self.take(now)
+        if data and not self._transport.is_closing():  # drop tokens of a disconnected client
+            self._transport.write(CHUNK % (len(data), data))
+
+
+class NumberedFlow(TokenFlow):
+    """TokenFlow of a response, whose events are numbered and whose text its last events repeat."""
+
+    __slots__ = ("_sequence",)
+
+    def __init__(self, histogram: BufferedHistogram, sequence: EventSequence) -> None:
+        super().__init__(histogram)
+        self._sequence = sequence
+
+    def write(self, row: Delta) -> bool:
+        """`_after` has %d where the number of the event goes."""
+        self._tokens += row.n or 1
+        if row.extras:
+            self._held.append(self._sequence.delta(row))
+        elif content := row.text:
+            text = encode_json(content)
+            if not text.isascii():
+                text = on_one_line(text)
+            sequence = self._sequence
+            number = sequence.number
+            sequence.number = number + 1
+            sequence.pieces.append(content)
+            self._held.append(self._before + text + self._after % number)
+        return (not self.paused and len(self._held) <= MAX_HELD) or self._set_aside()
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
 
 KEYED_GRACE_S = 10.0
 """Time that a job goes on for the retry of a disconnected client that sent an idempotency key."""
@@ -44,7 +325,7 @@ KEYED_GRACE_S = 10.0
 class Reply:
     """ASGI response for one admitted job. Subclasses send the answer, whole or streamed."""
 
-    _writer: writer.PacedWriter | None = None
+    _writer: PacedWriter | None = None
 
     def __init__(self, services: Services, admitted: Admitted) -> None:
         self._services, self._admitted = services, admitted
@@ -54,16 +335,16 @@ class Reply:
         self._received = 0.0
         self._delivery = Delivery()
         self._metrics = services.metrics.answers(operation_of(self._job), self._job.model)
-        self._flow = writer.TokenFlow(self._metrics.per_token)
+        self._flow = TokenFlow(self._metrics.per_token)
         self._request_id = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; if the client disconnects, apply its on_disconnect policy to the job."""
         self._request_id, self._received = scope["state"]["request_id"], scope["state"]["received"]
         try:
-            with writer.Watched(scope, self._hang_up):
+            with Watched(scope["state"]["connection"], self._buffer.hang_up):
                 await self._answer(send, scope["state"])
-        except writer.ClientGone:
+        except ClientGone:
             await self._disconnected()
         except asyncio.CancelledError:  # drain_s is over; no client has left, so the job goes on
             if "status" in scope["state"]:
@@ -77,16 +358,16 @@ class Reply:
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         raise AssertionError("a subclass implements this")
 
-    def _hang_up(self) -> None:
-        """The client has disconnected."""
-        self._buffer.hang_up()
-
     async def _send_error(self, send: Send, error: ApiError) -> None:
         """Send a complete error answer."""
         body = error_body(error, self._services.metrics.count_error)
+        await self._send(send, error.status, body, error.headers)
+
+    async def _send(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+        """Send a complete answer of JSON."""
         lengths = {"content-type": "application/json", "content-length": str(len(body))}
-        await send(writer.start_message(error.status, lengths | self._admitted.headers | error.headers))
-        await send(writer.body_message(body, more=False))
+        await send(start_message(status, lengths | self._admitted.headers | headers))
+        await send(body_message(body, more=False))
 
     def _check(self) -> None:
         """Raise what ends an answer before its job's end: lost history or a disconnect."""
@@ -95,7 +376,7 @@ class Reply:
             error = errors.resume_impossible if self._job.constrained else errors.stream_reset
             raise error(self._buffer.job_id)
         if self._buffer.hung_up:
-            raise writer.ClientGone
+            raise ClientGone
 
     def _measure(self, rows: Sequence[Delta]) -> None:
         now = time.monotonic()
@@ -137,11 +418,19 @@ class Reply:
             await self._cancel_unread(by)
 
     async def _cancel_unread(self, by: CancelledBy, after_s: float = 0.0) -> None:
+        """Cancel the job unless a client of this process or of another one reads it. Never raises: if Redis is down,
+        the worker finishes the job and the result is kept."""
         await asyncio.sleep(after_s)
-        job_id = self._buffer.job_id
-        self._services.relay.close(self._buffer)
-        if not self._services.relay.listening(job_id):
-            await abandon_quietly(self._services, job_id, by)
+        job_id, relay = self._buffer.job_id, self._services.relay
+        relay.close(self._buffer)
+        if relay.listening(job_id):
+            return
+        try:
+            await self._services.queue.abandon(job_id, relay.address, by)
+        except UnknownJob:
+            pass  # it ended and its retention passed
+        except StreamingError as error:
+            log.warning("could not cancel a job whose client left: %s", error, extra={"job": job_id})
 
 
 class StreamReply(Reply):
@@ -154,7 +443,7 @@ class StreamReply(Reply):
 
     _renderer: ChunkRenderer | EventSequence
     """Gets every delta in order, those in the terminal message too, and then that message."""
-    _writer: writer.PacedWriter
+    _writer: PacedWriter
     _connection: Connection
     _state: dict[str, Any]
     """`scope["state"]` of the request."""
@@ -174,15 +463,13 @@ class StreamReply(Reply):
         self._renderer = self._new_renderer()
         self._state, self._connection = state, state["connection"]
         # The server's own send: the body bypasses the middleware.
-        self._writer = writer.PacedWriter(
-            state["server_send"], self._connection, self._services.settings.send_timeout_s
-        )
+        self._writer = PacedWriter(state["server_send"], self._connection, self._services.settings.send_timeout_s)
         metrics = self._services.metrics.open_streams
         metrics.inc()
         try:
             await self._stream(send)
-        except (writer.ClientGone, OSError):
-            raise writer.ClientGone from None
+        except (ClientGone, OSError):
+            raise ClientGone from None
         except ApiError as error:
             if not self._started:
                 raise
@@ -205,34 +492,30 @@ class StreamReply(Reply):
 
     def _start(self, rows: Sequence[Delta] = ()) -> None:
         """Begin the stream with its head, which names the models that gave the choices of its first rows."""
-        headers = self._admitted.headers | writer.stream_url(self._admitted.accepted.id)
+        headers = self._admitted.headers | stream_url(self._admitted.accepted.id)
         if rows:
             begun = {row.index: row.served_by or self._job.model for row in reversed(rows)}
-            headers |= writer.served_by_header([begun[index] for index in sorted(begun)])
-        self._connection.begin_stream(
-            self._state["head_of"]([*writer.RAW_STREAM_HEADERS, *writer.raw_headers(headers)])
-        )
+            headers |= served_by_header([begun[index] for index in sorted(begun)])
+        self._connection.begin_stream(self._state["head_of"]([*RAW_STREAM_HEADERS, *raw_headers(headers)]))
         self._state["status"] = 200
         self._started = True
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         """End a started stream that cannot go on."""
-        await send(writer.body_message(error_event(error, self._services.metrics.count_error), more=False))
+        await send(body_message(error_event(error, self._services.metrics.count_error), more=False))
 
     async def _break_off(self, send: Send, error: ApiError) -> None:
         """End a started stream whose job goes on, because this process ends or has a bug."""
         await self._fail(send, error)
 
-    def _first_wait_s(self) -> float:
-        """Return how long to wait for the first token before sending the head and a ping; 0 if the job is not expected
-        to start by then anyway, so that the client gets the headers with its ETA at once."""
-        keep_alive_s, expected = self._services.settings.keep_alive_s, self._admitted.wait
-        return 0.0 if expected is not None and expected.eta_ms >= 1000 * keep_alive_s else keep_alive_s
-
     async def _stream(self, send: Send) -> None:
         """Let the relay write until the connection congests, then write the unwritten bytes at the reader's pace."""
         keep_alive_s = self._services.settings.keep_alive_s
-        wait_s = keep_alive_s if self._started else self._first_wait_s()
+        expected = self._admitted.wait
+        # How long the first token may take before head and ping. If the job will not have started by then, the client
+        # gets the headers with its ETA at once.
+        at_once = not self._started and expected is not None and expected.eta_ms >= 1000 * keep_alive_s
+        wait_s = 0.0 if at_once else keep_alive_s
         # Dated so that the first check, after wait_s, finds keep_alive_s of silence.
         self._pinged_s = time.monotonic() + wait_s - keep_alive_s
         self._ping_timer = asyncio.get_running_loop().call_later(wait_s, self._ping_if_idle)
@@ -246,7 +529,9 @@ class StreamReply(Reply):
                 await self._buffer.attach_sink(self._write_rows, self._direct())
                 self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
                 if self._early_failure is not None:
-                    await self._answer_failure(send, self._early_failure)
+                    self._delivery.last_got = time.monotonic()
+                    await self._send_error(send, errors.from_terminal(self._early_failure))
+                    self._delivery.last_sent = time.monotonic()
                     return
                 if not self._finished:
                     self._check()
@@ -261,12 +546,6 @@ class StreamReply(Reply):
             await self._writer.write(data, more=not self._finished)
         if self._flow.last:
             self._delivery.note_first_sent()
-
-    async def _answer_failure(self, send: Send, terminal: Terminal) -> None:
-        """Answer with the error of a job that failed before the stream started."""
-        self._delivery.last_got = time.monotonic()
-        await self._send_error(send, errors.from_terminal(terminal))
-        self._delivery.last_sent = time.monotonic()
 
     def _direct(self) -> Flow | None:
         """Return the fast path of single deltas, once the first one is rendered; None if this stream has none."""
@@ -291,7 +570,7 @@ class StreamReply(Reply):
             except ValueError as error:  # a header that cannot be sent
                 self._buffer.stop(error)
                 return
-            self._connection.write_chunk(writer.PING)
+            self._connection.write_chunk(PING)
             self._pinged_s, idle_s = now, 0.0
         self._ping_timer = asyncio.get_running_loop().call_later(
             keep_alive_s - min(idle_s, keep_alive_s), self._ping_if_idle
@@ -310,7 +589,7 @@ class StreamReply(Reply):
             self._measure(rows)
         if not self._started:
             self._start(rows)
-            data = data or writer.PING
+            data = data or PING
         if data and (self._finished or not self._connection.write_chunk(data)):
             self._unwritten = data
             return False
@@ -339,7 +618,6 @@ class WholeReply(Reply):
         deadline = time.monotonic() + self._services.settings.wait_s
         rows: list[Delta] = []
         terminal: Terminal | None = None
-        headers = self._admitted.headers
         while terminal is None:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -358,10 +636,7 @@ class WholeReply(Reply):
         except ApiError as error:
             await self._send_error(send, error)
         else:
-            lengths = {"content-type": "application/json", "content-length": str(len(body))}
-            served = writer.served_by_header(terminal.served_by or [self._job.model])
-            await send(writer.start_message(200, lengths | headers | served))
-            await send(writer.body_message(body, more=False))
+            await self._send(send, 200, body, served_by_header(terminal.served_by or [self._job.model]))
         self._delivery.last_sent = time.monotonic()
 
     async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
@@ -370,32 +645,19 @@ class WholeReply(Reply):
         return to_json(await self._services.store_client.turns.run(work, len(rows)))
 
 
-async def abandon_quietly(services: Services, job_id: str, by: CancelledBy) -> None:
-    """Cancel a job that no client of this process reads any more, unless another process has a reader.
-
-    Never raises: if Redis is down, the worker finishes the job and the result is kept.
-    """
-    try:
-        await services.queue.abandon(job_id, services.relay.address, by)
-    except UnknownJob:
-        pass  # it ended and its retention passed
-    except StreamingError as error:
-        log.warning("could not cancel a job whose client left: %s", error, extra={"job": job_id})
-
-
 # --- what is recorded of a delivery -----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
 class Delivery:
     """The four timestamps of one reply, in monotonic seconds; `note` adds them to the job's timing."""
 
-    __slots__ = ("first_got", "first_sent", "last_got", "last_sent")
-
-    def __init__(self) -> None:
-        self.first_got = self.first_sent = 0.0
-        """When the first token arrived, and when it was written to the connection."""
-        self.last_got = self.last_sent = 0.0
-        """Likewise, the job's end and the end of the answer."""
+    first_got: float = 0.0
+    first_sent: float = 0.0
+    """When the first token arrived, and when it was written to the connection."""
+    last_got: float = 0.0
+    last_sent: float = 0.0
+    """Likewise, the job's end and the end of the answer."""
 
     def note_first_sent(self) -> None:
         self.first_sent = self.first_sent or time.monotonic()
@@ -417,13 +679,11 @@ class Delivery:
         span = current()
         if span is not None and span.recorded and self.first_sent:
             span.add_event(FIRST_SENT, time.time_ns() - int((time.monotonic() - self.first_sent) * 1e9))
-        if end is not None and end.state is JobState.COMPLETED:
-            count_parts(services.metrics, admitted.job.model, delivered, end)
-
-
-def count_parts(metrics: Metrics, model: str, delivered: Delivered, end: Terminal) -> None:
-    """Count how long the answer of a completed job was on its way from the engine to the client."""
-    ways = ((PARTS[-1], end.last_ms, delivered.last_sent), (EGRESS_FIRST, end.first_ms, delivered.first_sent))
-    for part, made_ms, sent_us in ways:
-        if made_ms and sent_us:
-            metrics.parts.labels(model, part.name).observe(max(0, sent_us - 1000 * made_ms) / 1_000_000)
+        if end is None or end.state is not JobState.COMPLETED:
+            return
+        # how long the answer was on its way from the engine to the client
+        ways = ((PARTS[-1], end.last_ms, delivered.last_sent), (EGRESS_FIRST, end.first_ms, delivered.first_sent))
+        for part, made_ms, sent_us in ways:
+            if made_ms and sent_us:
+                seconds = max(0, sent_us - 1000 * made_ms) / 1_000_000
+                services.metrics.parts.labels(admitted.job.model, part.name).observe(seconds)

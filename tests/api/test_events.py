@@ -9,22 +9,22 @@ import json
 import os
 import signal
 import socket
-import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import msgspec
 import pytest
+from connections import PATIENCE_S
 from flow import append, delta, waits_again
 from hand import LEASE_MS, Hand, lapse
-from house import House, eventually, unstarted
-from sse_starlette import ServerSentEvent
-from starlette.requests import Request
+from house import House, unstarted
+from starlette.types import Message
+from stream_reader import Event, StreamReader, events_in
 
 from api import events as events_endpoint
+from api.events import EventStream
 from api.openai.cursor import Cursor
 from api.openai.rendering import Facts
 from api.settings import ApiSettings
@@ -47,51 +47,23 @@ pytestmark = pytest.mark.slow
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 99}
 
 
-@dataclass
-class Event:
-    name: str
-    id: str
-    data: dict[str, Any]
-
-
-def events_in(lines: Iterator[str], unlogged: Sequence[str] = ()) -> Iterator[Event]:
-    """The logged events of a stream, and those without an id of these names."""
-    fields: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.rstrip("\n").partition(": ")
-        if name:
-            fields[name] = value
-            continue
-        if fields.get("id") or fields.get("event") in unlogged:
-            yield Event(fields["event"], fields.get("id", ""), json.loads(fields["data"]))
-        fields = {}
-
-
-class Listener(threading.Thread):
-    """Reads a job's events in the background, as they come."""
+class Listener(StreamReader):
+    """Reads a job's events in the background, as they come: the logged ones, and those without an id of these names."""
 
     def __init__(self, house: House, job_id: str, query: str = "", unlogged: Sequence[str] = ()) -> None:
-        super().__init__(daemon=True)
-        self.events: list[Event] = []
         self._unlogged = unlogged
-        self._connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
-        self._connection.request("GET", f"/v1/jobs/{job_id}/events{query}")
-        self.start()
+        super().__init__(house.port, f"/v1/jobs/{job_id}/events{query}")
 
-    def run(self) -> None:
-        with contextlib.closing(self._connection), self._connection.getresponse() as response:
-            for event in events_in((line.decode() for line in response), self._unlogged):
-                self.events.append(event)
+    @property
+    def events(self) -> list[Event]:
+        return [event for event in events_in(self.data) if event.id or event.name in self._unlogged]
 
     async def until(self, name: str, count: int = 1) -> None:
         """Wait until so many events of a kind have come."""
-        async with asyncio.timeout(30):
-            while [event.name for event in self.events].count(name) < count:
-                await asyncio.sleep(0.01)
+        await self.until_true(lambda: [event.name for event in self.events].count(name) >= count)
 
     async def ended(self) -> list[Event]:
-        await asyncio.to_thread(self.join, 60)
-        assert not self.is_alive()
+        await self.read_out()
         return self.events
 
 
@@ -123,7 +95,7 @@ async def read(house: House, job_id: str, after: str = "") -> list[Event]:
     """All that follows a cursor, of a job that has ended."""
     status, data = await asyncio.to_thread(house.get, f"/v1/jobs/{job_id}/events?after={after}".removesuffix("?after="))
     assert status == 200, data
-    return list(events_in(iter(data.decode().splitlines(keepends=True))))
+    return [event for event in events_in(data) if event.id]
 
 
 async def begun(house: House, wire: RedisClient, letters: str) -> tuple[str, Listener, Hand]:
@@ -233,38 +205,43 @@ async def test_a_reader_that_reconnects_by_itself_goes_on_where_it_was(door: Hou
     path, headers = f"/v1/jobs/{job_id}/events?after={ids[0]}", {"Last-Event-ID": ids[3]}
     status, _, data = await asyncio.to_thread(door.request, "GET", path, headers=headers)
     assert status == 200
-    assert [event.id for event in events_in(iter(data.decode().splitlines(keepends=True)))] == ids[4:]
+    assert [event.id for event in events_in(data)] == ids[4:]
 
 
-async def test_a_reader_of_events_that_takes_nothing_has_as_long_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it is cut off, as the reader of a chat: what it does not take would stay in memory."""
-    record = SimpleNamespace(job=SimpleNamespace(id="j"))
+@pytest.mark.parametrize(
+    "what", ["it leaves", "it stalls", "the process ends", "the process ends and the stream breaks"]
+)
+async def test_a_stream_that_is_always_busy_ends(what: str) -> None:
+    """It never waits, so no cancellation would reach it; what a reader does not take would stay in memory. Where the
+    process ends, a stream whose reader could take it for the whole has no last chunk."""
+    watchers, sent, cut = list[Callable[[], None]](), list[Message](), list[bool]()
+    connection = SimpleNamespace(watch=watchers.append, cut_off=lambda: cut.append(True))
 
-    async def own_record(_: object) -> object:
-        return record
+    async def server_send(message: Message) -> None:
+        sent.append(message)
+        if len(sent) == 3:
+            if what == "it leaves":
+                watchers[0]()
+                return
+            if what != "it stalls":
+                answering.cancel()
+            await asyncio.sleep(PATIENCE_S)
 
-    monkeypatch.setattr(events_endpoint, "own_record", own_record)
-    services = SimpleNamespace(settings=ApiSettings(send_timeout_s=7.0))
-    scope = {"type": "http", "method": "GET", "headers": [], "query_string": b"", "app": SimpleNamespace(state=None)}
-    scope["app"].state = SimpleNamespace(services=services)
-    assert (await events_endpoint.events(Request(scope))).send_timeout == 7.0
-
-
-async def test_a_stream_that_is_always_busy_ends_when_its_reader_leaves() -> None:
-    """It never waits, so no cancellation reaches it."""
-    watchers: list[Any] = []
-    state = SimpleNamespace(services=SimpleNamespace(settings=ApiSettings()))
-    scope = {"type": "http", "headers": [], "app": SimpleNamespace(state=state)}
-    scope["state"] = {"connection": SimpleNamespace(watch=watchers.append)}
-
-    async def busy() -> AsyncIterator[bytes]:
+    async def busy() -> AsyncGenerator[bytes, None]:
         while True:
             yield b"x"
 
-    parts = aiter(events_endpoint.event_stream(Request(scope), busy(), {}, ServerSentEvent()).body_iterator)
-    assert await anext(parts) == await anext(parts) == b"x"
-    watchers[0]()
-    assert [part async for part in parts] == []
+    gauge, breaks = SimpleNamespace(inc=int, dec=int), what.endswith("breaks")
+    settings = ApiSettings(send_timeout_s=0.01 if what == "it stalls" else 60)
+    services: Any = SimpleNamespace(settings=settings, metrics=SimpleNamespace(open_streams=gauge))
+    scope = {"type": "http", "state": {"connection": connection, "server_send": server_send}}
+    stream = EventStream(services, busy(), {}, b"", breaks=breaks)
+    answering = asyncio.create_task(stream(scope, cast(Any, None), server_send))
+    await asyncio.wait([answering])
+    assert answering.cancelled() is what.startswith("the process")
+    assert [message.get("body") for message in sent[:3]] == [None, b"x", b"x"]
+    assert [message["more_body"] for message in sent[3:]] == [False] * (what == "the process ends")
+    assert cut == [True] * (what == "it stalls" or breaks)
 
 
 async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, door_wire: RedisClient) -> None:
@@ -443,32 +420,20 @@ def names_in(lines: TextIO) -> list[str]:
 
 async def test_a_chat_stream_whose_text_was_lost_ends_with_an_error(door: House, door_wire: RedisClient) -> None:
     """Its text cannot be taken back, so it is told, and the job goes on for others."""
-    chunks: list[Any] = []
-
-    def chat() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=60)
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(BODY | {"stream": True}), headers)
-        for line in connection.getresponse():
-            if line.startswith(b"data: {"):
-                chunks.append(json.loads(line[6:]))
-        connection.close()
-
-    reading = asyncio.create_task(asyncio.to_thread(chat))
+    chat = StreamReader(door.port, "/v1/chat/completions", BODY | {"stream": True})
     async with asyncio.timeout(30):
         while not await door_wire.redis.xlen(partition_key(0, "lane", "sim", "interactive")):
             await asyncio.sleep(0.01)
     first = await Hand.claiming(door_wire)
     await first.write("abc")
-    await asyncio.to_thread(eventually, lambda: len(chunks) >= 3)
+    await chat.until_true(lambda: len(chat.events) >= 3)
     await door_wire.redis.delete(partition_key(0, "log", first.lease.id))
     await lapse(door_wire, first.lease)
     second = await Hand.claiming(door_wire)
     await second.write("ABCDE")
     await second.finish()
-    await reading
-    said = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if "choices" in chunk)
-    assert said == "abc" and chunks[-1]["error"]["code"] == "stream_reset"
+    await chat.read_out()
+    assert chat.text() == "abc" and chat.error is not None and chat.error["code"] == "stream_reset"
 
 
 async def test_what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody(door: House, door_wire: RedisClient) -> None:

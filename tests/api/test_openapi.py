@@ -15,8 +15,7 @@ from openapi_document import DOCUMENT, SCHEMAS, conforms, lookup
 from starlette.datastructures import QueryParams
 
 from api import batches, files
-from api.admin import dead_letters as admin
-from api.admin import webhooks
+from api.admin import letters as admin
 from api.openai.errors import ApiError
 from api.query import PARAMS, value_of
 from api.routes import ROUTES
@@ -138,8 +137,8 @@ TRIED = WebhookMessage("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 
         (files.file_object(FILE), "File"),
         (batches.batch_object(NEW), "Batch"),
         *((batches.batch_object(replace(NEW, state=state, progress=FAR)), "Batch") for state in BatchState),
-        (webhooks._object(MESSAGE), "WebhookMessage"),
-        (webhooks._object(TRIED), "WebhookMessage"),
+        (admin._message_object(MESSAGE), "WebhookMessage"),
+        (admin._message_object(TRIED), "WebhookMessage"),
         (admin._object(DeadLetter("0-1-1", "poison", 1, job="job_1")), "DeadLetter"),
         (admin._object(DeadLetter("0-1-1", "no entry", 1, lane="l", entry="1-1")), "DeadLetter"),
     ],

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from api.files import Allowance, receive
 from api.openai.errors import ApiError
-from api.uploads import Allowance, receive
 from streaming.batches.file_store import FileStore
 from streaming.errors import QuotaExceeded
 

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Event(NamedTuple):
+    """One server-sent event."""
+
+    name: str
+    id: str
+    data: Any
+
+
+def events_in(data: bytes) -> list[Event]:
+    """The complete events of a stream, without pings and [DONE]."""
+    found = []
+    for block in data.decode().replace("\r\n", "\n").split("\n\n")[:-1]:
+        fields = dict(
+            line.replace(": ", ":", 1).split(":", 1) for line in block.splitlines() if line[:1] not in ("", ":")
+        )
+        if fields.get("event") != "ping" and fields.get("data", "[DONE]") != "[DONE]":
+            found.append(Event(fields.get("event", ""), fields.get("id", ""), json.loads(fields["data"])))
+    return found
 
 
 class StreamReader(threading.Thread):
@@ -36,17 +58,22 @@ class StreamReader(threading.Thread):
     @property
     def named_events(self) -> list[tuple[str, Any]]:
         """The complete events so far, without pings: name and data."""
-        found = []
-        for block in self.data.replace(b"\r\n", b"\n").split(b"\n\n")[:-1]:
-            head, _, data = block.rpartition(b"data: ")
-            name = head.partition(b"event: ")[2].partition(b"\n")[0].decode()
-            if data != b"[DONE]" and name != "ping":
-                found.append((name, json.loads(data)))
-        return found
+        return [(event.name, event.data) for event in events_in(self.data)]
 
     @property
     def events(self) -> list[Any]:
-        return [data for _, data in self.named_events]
+        return [event.data for event in events_in(self.data)]
+
+    async def until_true(self, condition: Callable[[], object]) -> None:
+        """Wait until what has come meets a condition."""
+        async with asyncio.timeout(30):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def read_out(self) -> None:
+        """Wait for the end of the answer."""
+        await asyncio.to_thread(self.join, 60)
+        assert not self.is_alive()
 
     @property
     def is_whole(self) -> bool:

@@ -58,7 +58,7 @@ def test_the_drawn_walk_is_the_one_that_a_chat_takes(empty_house: House, tmp_pat
     way_out = [
         *worker.first(connection, "penstock:api:", "workers/engines/"),
         "streaming/lua/run.lua",
-        *api.first("api/stream/writer.py", "Delta"),
+        *api.first("api/stream/reply.py", "Delta"),
     ]
     for title, way in (("From the socket to the lane", way_in), ("From the engine to the socket", way_out)):
         assert drawn(title) == way

@@ -104,7 +104,7 @@ UNBOUNDED = {
     *(f"object {name}" for name in OPEN_OBJECTS.split()),
     *(f"string {name}" for name in TEXTS.split()),
     *(f"array {name}" for name in ("input", "input[]", "tokens", "prompt", "prompt[]")),
-    "object Upload",  # parts are counted while they are read (api/uploads.py)
+    "object Upload",  # parts are counted while they are read (api/files.py)
     "string Upload.file",  # [files] size_limit, while it is read
     "object response_format.json_schema.schema",  # its bytes and its depth are checked (api/openai/fields.py)
     "string response_format.json_schema.name",  # read and dropped

@@ -3,24 +3,18 @@
 
 import { ADDRESS, api, download, watch } from "./api.js";
 import { count, plural, rate, seconds, shortId } from "./format.js";
-import { act, badge, confirmed, copyButton, draw, empty, facts, failed, fromCode, h, heading, loading, modelLink, section, select, table, when } from "./parts.js";
+import { act, badge, confirmed, copyButton, draw, empty, facts, failed, fromCode, h, heading, liveThing, loading, modelLink, section, select, table, when } from "./parts.js";
 
-export function batch({ root, signal, id, title }) {
-  title("Batch");
-  draw(root, heading("Batch"), loading());
-  const round = watch({
-    signal, everyMs: 2000,
-    read: () => api.get(`/v1/batches/${id}`, { signal }),
-    show: (found, error) => {
-      if (!found) { draw(root, heading("Batch"), error.status === 404 ? empty("This batch is not here.", error.message, " ", h("a", { href: "/console/batches" }, "Show all batches")) : failed(error, round)); return; }
-      title(`${stateOf(found)} - Batch`);
-      draw(root, heading("Batch", badge(stateOf(found)), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
-        error && failed(error, round),
-        h("div", { class: "actions" }, actionsOf(found, round)),
-        h("section", { class: "card" }, progressOf(found)),
-        summary(found), faults(found), codeOf(id));
-    },
-  });
+export function batch(page) {
+  const { id, signal, title } = page;
+  const round = liveThing(page, "Batch", 2000, () => api.get(`/v1/batches/${id}`, { signal }), (found, failure) => {
+    title(`${stateOf(found)} - Batch`);
+    return [heading("Batch", badge(stateOf(found)), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
+      failure,
+      h("div", { class: "actions" }, actionsOf(found, round)),
+      h("section", { class: "card" }, progressOf(found)),
+      summary(found), faults(found), codeOf(id)];
+  }, "/console/batches", "Show all batches");
 }
 
 function summary(found) {
@@ -39,8 +33,7 @@ function summary(found) {
 /** Why the file was refused, by line. */
 function faults({ errors }) {
   if (!errors?.data.length) return null;
-  return section("Why it was refused", table("Refused lines", [["Line", "num"], ["Field"], ["Code"], ["Message"]], errors.data.map((one, number) => h("tr", { key: number },
-    h("td", { class: "num" }, one.line ?? "–"), h("td", {}, one.param ?? "–"), h("td", {}, one.code), h("td", {}, one.message)))));
+  return section("Why it was refused", table("Refused lines", [["Line", "num"], ["Field"], ["Code"], ["Message"]], errors.data.map((one, number) => [number, one.line ?? "–", one.param ?? "–", one.code, one.message])));
 }
 
 function codeOf(id) {
@@ -101,14 +94,8 @@ export function batches({ root, signal, title }) {
   function row(batch) {
     const { failed: bad } = batch.request_counts, name = shortId(batch.id);
     const link = h("a", { class: "id", href: `/console/batches/${batch.id}`, title: batch.id, "data-row": true }, name);
-    return h("tr", { key: batch.id },
-      h("td", {}, badge(stateOf(batch))),
-      h("td", {}, link),
-      h("td", {}, progressOf(batch)),
-      h("td", { class: "num" }, bad ? h("span", { class: "warn-text" }, count(bad)) : 0),
-      h("td", { class: "num" }, ENDED.has(batch.status) ? "–" : `${rate(batch.lines_per_second)}/s`),
-      h("td", {}, when(batch.created_at)),
-      h("td", {}, h("div", { class: "actions tight" }, actionsOf(batch, round, "small"))));
+    return [batch.id, badge(stateOf(batch)), link, progressOf(batch), bad ? h("span", { class: "warn-text" }, count(bad)) : 0,
+      ENDED.has(batch.status) ? "–" : `${rate(batch.lines_per_second)}/s`, when(batch.created_at), h("div", { class: "actions tight" }, actionsOf(batch, round, "small"))];
   }
 }
 

@@ -1,16 +1,16 @@
 // One job: what happened to it and when, its text while it comes, and what can be done with it.
 
-import { ADDRESS, api, save, watch } from "./api.js";
+import { ADDRESS, api, save } from "./api.js";
 import { count, milliseconds, percent, plural, seconds } from "./format.js";
-import { act, badge, bar, confirmed, copyButton, draw, empty, facts, failed, fromCode, h, heading, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
+import { act, badge, bar, confirmed, copyButton, draw, empty, facts, fromCode, h, heading, liveThing, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
 import { Growing, follow, keepEndInView, markAttempt } from "./stream.js";
 
 const GROUPS = { queue: "wait", retries: "path", engine_wait: "wait", prefill: "engine", decode: "engine" };
 const BURIED = new Set(["poison", "attempts_exhausted", "malformed_job"]);
 const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);
 
-export function job({ root, signal, id, go, title }) {
-  title("Job");
+export function job(page) {
+  const { signal, id, go, title } = page;
   const answer = h("div", {});
   const text = h("div", { class: "transcript", owned: true, key: "text", role: "log", "aria-live": "off", "aria-label": "Answer", tabindex: 0 }, answer);
   const growing = new Growing(answer);
@@ -18,17 +18,11 @@ export function job({ root, signal, id, go, title }) {
   const steps = h("section", {}), said = h("section", {});
   const columns = h("div", { class: "columns", key: "columns", owned: true }, steps, said);
   let following = false, grows = false, request = null, link = "";
-  draw(root, heading("Job"), loading());
-  const round = watch({
-    signal, everyMs: 1500,
-    read: () => api.get(`/admin/jobs/${id}`, { signal }),
-    show: (found, error) => {
-      if (!found) { draw(root, heading("Job"), error.status === 404 || error.status === 410 ? empty("This job is not here.", error.message, " ", h("a", { href: "/console/jobs" }, "Show all jobs")) : failed(error, round)); return; }
-      title(`${found.status.replace("_", " ")} - Job`);
-      if (found.readable && !following) { following = true; grows = !ENDED.has(found.status); read(); }
-      draw(root, view(found, error));
-    },
-  });
+  const round = liveThing(page, "Job", 1500, () => api.get(`/admin/jobs/${id}`, { signal }), (found, failure) => {
+    title(`${found.status.replace("_", " ")} - Job`);
+    if (found.readable && !following) { following = true; grows = !ENDED.has(found.status); read(); }
+    return view(found, failure);
+  }, "/console/jobs", "Show all jobs");
 
   function read() {
     follow(id, {
@@ -61,14 +55,14 @@ export function job({ root, signal, id, go, title }) {
     save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${found.id}.json`);
   }
 
-  function view(found, error) {
+  function view(found, failure) {
     const ended = ENDED.has(found.status);
     draw(steps, h("h2", {}, "Timeline"), timeline(found));
     draw(said, h("h2", {}, "Answer"), link && h("p", { class: "dim" }, link), found.readable ? text : empty("Not for this key.", `Requests and answers are shown only to keys of tenant ${found.tenant}.`));
     answer.dataset.none = ended ? "It has no text." : "No text yet.";
     return [
       heading("Job", badge(found.status), found.finish_reasons.includes("length") && h("span", { class: "dim" }, "cut at its token limit"), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
-      error && failed(error, round),
+      failure,
       h("div", { class: "actions" },
         !ended && h("button", { type: "button", class: "danger", onclick: cancel }, "Cancel"),
         found.readable && h("button", { type: "button", disabled: !request, onclick: replay }, "Run again"),
@@ -140,8 +134,6 @@ function parts(timing) {
   const first = timing.parts_ms.egress_first, behind = rows.findIndex(([name]) => name === "prefill") + 1;
   if (first !== null && behind) rows.splice(behind, 0, ["egress_first", rows[behind - 1][1] + rows[behind - 1][2], first]);
   return section("Where the time went", h("p", { class: "dim" }, `${milliseconds(total)} in all, ${plural(timing.attempts, "attempt")}.`),
-    table("Time by part", [["Part"], ["Time", "num"], ["Share", "num"], ["When"]], rows.map(([name, begins, value]) => h("tr", { key: name, "data-part": name, "data-ms": value },
-      h("th", { scope: "row" }, name.replaceAll("_", " ")), h("td", { class: "num" }, milliseconds(value)),
-      h("td", { class: "num" }, name === "egress_first" ? h("span", { class: "dim" }, "beside") : percent(value / total)),
-      h("td", {}, bar(begins / total, value / total, GROUPS[name] ?? "path"))))));
+    table("Time by part", [["Part", "head"], ["Time", "num"], ["Share", "num"], ["When"]], rows.map(([name, begins, value]) => [name, name.replaceAll("_", " "), milliseconds(value),
+      name === "egress_first" ? h("span", { class: "dim" }, "beside") : percent(value / total), bar(begins / total, value / total, GROUPS[name] ?? "path")])));
 }

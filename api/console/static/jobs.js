@@ -48,7 +48,7 @@ export function jobs({ root, signal, params, go, title, who }) {
       page.has_more && h("a", { href: `/console/jobs${query({ ...wanted, cursor: page.next_cursor })}` }, "Older"));
     if (!page.data.length) return [nothing(page), pager];
     const withTenant = choices.tenants.length > 1 || wanted.tenant !== "";
-    const columns = [["State"], ["Job"], ["Model", "wide"], ["Lane", "wide"], ...(withTenant ? [["Tenant"]] : []), ["Created"], ["Waited", "num wide"], ["Took", "num wide"], ["Tokens", "num wide"], ["Attempts", "num wide"]];
+    const columns = [["State"], ["Job", null, "job"], ["Model", "wide"], ["Lane", "wide"], ...(withTenant ? [["Tenant"]] : []), ["Created"], ["Waited", "num wide"], ["Took", "num wide"], ["Tokens", "num wide"], ["Attempts", "num wide"]];
     const under = page.data.filter(({ status }) => OPEN.includes(status));
     const all = OPEN.includes(wanted.status) && under.length > 1 && h("div", { class: "actions" },
       h("button", { type: "button", class: "danger", onclick: () => cancelAll(under) }, `Cancel these ${under.length}`));
@@ -81,12 +81,9 @@ function row(job, withTenant) {
   const link = jobLink(job.id);
   link.setAttribute("data-row", "");
   const started = job.started_at, ended = job.completed_at, now = Date.now() / 1000;
-  return h("tr", { key: job.id },
-    h("td", {}, badge(job.status), job.cancelled_by && h("span", { class: "dim" }, ` ${job.cancelled_by.replaceAll("_", " ")}`)), h("td", { class: "job" }, link, job.preview && h("div", { class: "dim", title: job.preview }, job.preview)), h("td", { class: "wide" }, modelLink(job.model)), h("td", { class: "wide" }, job.priority),
-    withTenant && h("td", {}, tenantLink(job.tenant)),
-    h("td", {}, when(job.created_at)),
-    h("td", { class: "num wide" }, seconds(Math.max(0, (started ?? ended ?? now) - job.created_at))),
-    h("td", { class: "num wide" }, started ? seconds(Math.max(0, (ended ?? now) - started)) : "–"),
-    h("td", { class: "num wide" }, count(job.usage?.completion_tokens)),
-    h("td", { class: "num wide" }, job.attempts > 1 ? h("span", { class: "warn-text" }, job.attempts) : job.attempts));
+  return [job.id, [badge(job.status), job.cancelled_by && h("span", { class: "dim" }, ` ${job.cancelled_by.replaceAll("_", " ")}`)],
+    [link, job.preview && h("div", { class: "dim", title: job.preview }, job.preview)], modelLink(job.model), job.priority,
+    ...(withTenant ? [tenantLink(job.tenant)] : []), when(job.created_at),
+    seconds(Math.max(0, (started ?? ended ?? now) - job.created_at)), started ? seconds(Math.max(0, (ended ?? now) - started)) : "–",
+    count(job.usage?.completion_tokens), job.attempts > 1 ? h("span", { class: "warn-text" }, job.attempts) : job.attempts];
 }

@@ -50,11 +50,11 @@ export function letters(page) {
       h("div", { class: "actions" },
         jobs.length > 0 && h("button", { type: "button", onclick: () => replay(jobs) }, `Replay all ${jobs.length}`),
         h("button", { type: "button", class: "danger", onclick: () => drop(some) }, `Drop all ${some.length}`)),
-      table(`Dead letters: ${reason}`, [["When"], ["Job"], ["Model"], ["Lane"], ["Actions"]], some.map((letter) => [letter, ...laneOf(letter.lane)]).map(([letter, model, lane]) => h("tr", { key: letter.id },
-        h("td", {}, when(letter.at)), h("td", {}, letter.job_id ? row(letter.job_id) : letter.entry), h("td", { class: "name" }, model ? modelLink(model) : "–"), h("td", {}, lane ?? "–"),
-        h("td", {}, h("div", { class: "actions tight" },
+      table(`Dead letters: ${reason}`, [["When"], ["Job"], ["Model", null, "name"], ["Lane"], ["Actions"]], some.map((letter) => [letter, ...laneOf(letter.lane)]).map(([letter, model, lane]) => [letter.id,
+        when(letter.at), letter.job_id ? row(letter.job_id) : letter.entry, model ? modelLink(model) : "–", lane ?? "–",
+        h("div", { class: "actions tight" },
           letter.job_id && h("button", { type: "button", class: "small", onclick: () => replay([letter]), "aria-label": `Replay ${letter.job_id}` }, "Replay"),
-          h("button", { type: "button", class: "small danger", onclick: () => drop([letter]), "aria-label": `Drop ${letter.job_id ?? letter.id}` }, "Drop")))))));
+          h("button", { type: "button", class: "small danger", onclick: () => drop([letter]), "aria-label": `Drop ${letter.job_id ?? letter.id}` }, "Drop"))])));
     part.key = reason;
     return part;
   }

@@ -13,20 +13,19 @@ export function keys(page) {
 
 function keyTable(all) {
   if (!all.length) return section("Keys", empty("No keys are configured.", "The server answers only to this machine. Add a key in penstock.toml before others use it."));
-  return section("Keys", table("Configured keys", [["Name"], ["Tenant"], ["Highest lane"], ["May administer"], ["Tokens of batches", "num"]], all.map((key) => h("tr", { key: key.name },
-    h("th", { scope: "row" }, key.name), h("td", {}, tenantLink(key.tenant)), h("td", {}, key.highest_lane), h("td", {}, key.admin ? "yes" : "no"),
-    h("td", { class: "num" }, key.batch_tokens === null ? "default" : count(key.batch_tokens))))));
+  return section("Keys", table("Configured keys", [["Name", "head"], ["Tenant"], ["Highest lane"], ["May administer"], ["Tokens of batches", "num"]], all.map((key) =>
+    [key.name, key.name, tenantLink(key.tenant), key.highest_lane, key.admin ? "yes" : "no", key.batch_tokens === null ? "default" : count(key.batch_tokens)])));
 }
 
 function storage(all) {
-  return section("Storage", table("Storage of each tenant", [["Tenant"], ["Jobs", "num"], ["Waiting", "num"], ["Running", "num"], ["Requests", "num"], ["Results", "num"], ["Files", "num"], ["Bytes of files", "num"]], all.map((one) => h("tr", { key: one.tenant },
-    h("th", { scope: "row" }, tenantLink(one.tenant)), limited(one.jobs, one.limits.jobs, count), h("td", { class: "num" }, count(one.waiting)), h("td", { class: "num" }, count(one.running)),
-    limited(one.job_bytes, one.limits.job_bytes, bytes), limited(one.result_bytes, one.limits.result_bytes, bytes), h("td", { class: "num" }, count(one.files)), limited(one.file_bytes, one.limits.file_bytes, bytes)))));
+  return section("Storage", table("Storage of each tenant", [["Tenant", "head"], ["Jobs", "num"], ["Waiting", "num"], ["Running", "num"], ["Requests", "num"], ["Results", "num"], ["Files", "num"], ["Bytes of files", "num"]], all.map((one) => [one.tenant,
+    tenantLink(one.tenant), limited(one.jobs, one.limits.jobs, count), count(one.waiting), count(one.running),
+    limited(one.job_bytes, one.limits.job_bytes, bytes), limited(one.result_bytes, one.limits.result_bytes, bytes), count(one.files), limited(one.file_bytes, one.limits.file_bytes, bytes)])));
 }
 
 function limited(used, limit, shown) {
   const full = limit && used / limit > 0.9;
-  return h("td", { class: "num" }, h("span", { class: full ? "warn-text" : null }, shown(used)), limit !== null && limit !== undefined ? h("span", { class: "dim" }, ` of ${shown(limit)}`) : null);
+  return [h("span", { class: full ? "warn-text" : null }, shown(used)), limit !== null && limit !== undefined && h("span", { class: "dim" }, ` of ${shown(limit)}`)];
 }
 
 export function models(page) {
@@ -52,9 +51,9 @@ function model(pool, card) {
     ["Set by hand", pool.override ? `${pool.override.paused ? "scaling is paused" : `${pool.override.want} workers`}, by ${pool.override.by || "an operator"}` : "no"]];
   const part = section(pool.model,
     facts(rows, ["Why", "Can"]),
-    pool.workers.length ? table(`Workers of ${pool.model}`, [["Worker"], ["State"], ["Slots", "num"], ["Engine step", "num"], ["Started"], ["Host"], ["Note"]], pool.workers.map((worker) => h("tr", { key: `${worker.id} ${worker.host} ${worker.since}` },
-      h("th", { scope: "row", id: worker.id }, worker.id), h("td", {}, badge(worker.away?.length ? "server away" : worker.state)), h("td", { class: "num" }, `${worker.running} of ${worker.slots}`),
-      h("td", { class: "num" }, milliseconds(worker.step_ms)), h("td", {}, when(worker.since)), h("td", { class: "dim" }, worker.host), h("td", {}, worker.cordon ?? ""))))
+    pool.workers.length ? table(`Workers of ${pool.model}`, [["Worker"], ["State"], ["Slots", "num"], ["Engine step", "num"], ["Started"], ["Host", null, "dim"], ["Note"]], pool.workers.map((worker) => [`${worker.id} ${worker.host} ${worker.since}`,
+      h("th", { scope: "row", id: worker.id }, worker.id), badge(worker.away?.length ? "server away" : worker.state), `${worker.running} of ${worker.slots}`,
+      milliseconds(worker.step_ms), when(worker.since), worker.host, worker.cordon ?? ""]))
       : h("p", { class: "dim" }, "No worker runs now."),
     fromCode(["Terminal", `penstock scale set ${pool.model} 2 --for 1h\npenstock scale resume ${pool.model}`]));
   part.key = pool.model;
@@ -119,14 +118,11 @@ function tile(name, value, note, plot) {
 function lanes(now) {
   const rows = now.pools.flatMap((pool) => LANES.map((name) => {
     const lane = pool.lanes[name], link = `/console/jobs?lane=${name}&model=${encodeURIComponent(pool.model)}&tenant=*`;
-    return h("tr", { key: `${pool.model} ${name}` },
-      h("th", { scope: "row" }, name, h("div", { class: "narrow dim" }, pool.model)), h("td", { class: "wide" }, modelLink(pool.model)),
-      h("td", { class: "num" }, h("a", { href: `${link}&status=queued` }, count(lane.waiting))),
-      h("td", { class: "num" }, h("a", { href: `${link}&status=in_progress` }, count(lane.running))),
-      h("td", { class: "num" }, lane.waiting ? seconds(lane.oldest_s) : "–"),
-      h("td", { class: "num" }, lane.wait_s === null ? "unknown" : seconds(lane.wait_s)));
+    return [`${pool.model} ${name}`, [name, h("div", { class: "narrow dim" }, pool.model)], modelLink(pool.model),
+      h("a", { href: `${link}&status=queued` }, count(lane.waiting)), h("a", { href: `${link}&status=in_progress` }, count(lane.running)),
+      lane.waiting ? seconds(lane.oldest_s) : "–", lane.wait_s === null ? "unknown" : seconds(lane.wait_s)];
   }));
-  return section("Lanes", table("Waiting and running jobs of each lane", [["Lane"], ["Model", "wide"], ["Waiting", "num"], ["Running", "num"], ["Oldest", "num"], ["A new job waits", "num"]], rows));
+  return section("Lanes", table("Waiting and running jobs of each lane", [["Lane", "head"], ["Model", "wide"], ["Waiting", "num"], ["Running", "num"], ["Oldest", "num"], ["A new job waits", "num"]], rows));
 }
 
 function pools(now) {
@@ -137,26 +133,24 @@ function pools(now) {
 }
 
 function decisions(now) {
-  const rows = now.actions.slice(0, 8).map((action) => h("tr", { key: `${action.at} ${action.action} ${action.model} ${action.worker}` },
-    h("td", {}, when(action.at)), h("td", { class: "name" }, action.model ? modelLink(action.model) : "all"),
-    h("td", {}, action.action, action.want !== null && action.was !== null ? ` ${action.was} → ${action.want}` : action.want !== null ? ` ${action.want}` : "", action.worker ? [" ", workerLink(action.worker)] : ""),
-    h("td", {}, action.reason), h("td", { class: "dim wide", title: action.by }, action.by.split("@")[0])));
+  const rows = now.actions.slice(0, 8).map((action) => [`${action.at} ${action.action} ${action.model} ${action.worker}`, when(action.at), action.model ? modelLink(action.model) : "all",
+    [action.action, action.want !== null && action.was !== null ? ` ${action.was} → ${action.want}` : action.want !== null ? ` ${action.want}` : "", action.worker && [" ", workerLink(action.worker)]],
+    action.reason, h("td", { class: "dim wide", title: action.by }, action.by.split("@")[0])]);
   const leader = now.leader ? `${now.leader.id.split("@")[0]} leads.` : "No scheduler leads: nothing is changed.";
   return section("Last decisions", h("p", { class: "dim" }, leader), rows.length
-    ? table("Last decisions of the scheduler, and their reasons", [["When"], ["Model"], ["Decision"], ["Reason"], ["By", "wide"]], rows)
+    ? table("Last decisions of the scheduler, and their reasons", [["When"], ["Model", null, "name"], ["Decision"], ["Reason"], ["By", "wide"]], rows)
     : empty("Nothing was decided yet.", "The scheduler writes here when it starts or stops workers."));
 }
 
 function processes(now) {
-  const rows = now.processes.map((one) => h("tr", { key: `${one.role} ${one.id} ${one.host} ${one.pid} ${one.since}` },
-    h("th", { scope: "row" }, one.role === "worker" ? workerLink(one.id) : one.id), h("td", { class: "wide" }, one.role), h("td", {}, badge(one.away?.length ? "server away" : one.state)), h("td", { class: "name" }, one.model ? modelLink(one.model) : "–"),
-    h("td", { class: "num" }, one.slots === null ? "–" : `${one.running} of ${one.slots}`),
-    h("td", { class: "num" }, one.kv_tokens ? `${Math.round((100 * (one.kv_used ?? 0)) / one.kv_tokens)} %` : "–"),
-    h("td", {}, when(one.since)), h("td", { class: "dim where" }, `${one.host}, pid ${one.pid}`)));
+  const rows = now.processes.map((one) => [`${one.role} ${one.id} ${one.host} ${one.pid} ${one.since}`,
+    one.role === "worker" ? workerLink(one.id) : one.id, one.role, badge(one.away?.length ? "server away" : one.state), one.model ? modelLink(one.model) : "–",
+    one.slots === null ? "–" : `${one.running} of ${one.slots}`, one.kv_tokens ? `${Math.round((100 * (one.kv_used ?? 0)) / one.kv_tokens)} %` : "–",
+    when(one.since), `${one.host}, pid ${one.pid}`]);
   const { store } = now;
   const memory = store.share === null ? `The store uses ${bytes(store.used_bytes)}, without a limit.`
     : `The store uses ${bytes(store.used_bytes)} of ${bytes(store.allowed_bytes)}: ${Math.round(100 * store.share)} % of what jobs may use.`;
-  return section("Processes", h("p", { class: "dim" }, memory), table("Running processes", [["Process"], ["Role", "wide"], ["State"], ["Model"], ["Slots", "num"], ["KV cache", "num"], ["Started"], ["Where"]], rows));
+  return section("Processes", h("p", { class: "dim" }, memory), table("Running processes", [["Process", "head"], ["Role", "wide"], ["State"], ["Model", null, "name"], ["Slots", "num"], ["KV cache", "num"], ["Started"], ["Where", null, "dim where"]], rows));
 }
 
 function code() {

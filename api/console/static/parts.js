@@ -48,12 +48,14 @@ export function section(title, ...content) {
   return h("section", {}, h("h2", {}, title), ...content);
 }
 
-/** A table in its own scrolling region. `columns`: [title, class]; `rows`: elements. */
+/** A table in its own scrolling region. `columns`: [title, class, class of its cells if that differs]; the cells of class
+ *  "head" are the heads of their rows. `rows`: [key, ...cells]; a cell that is an element of a table stays as it is. */
 export function table(caption, columns, rows) {
+  const cell = (value, [, kind, own = kind]) => value instanceof HTMLTableCellElement ? value : own === "head" ? h("th", { scope: "row" }, value) : h("td", { class: own }, value);
   return h("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: 0 },
     h("table", {}, h("caption", {}, caption),
-      h("thead", {}, h("tr", {}, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)))),
-      h("tbody", {}, rows)));
+      h("thead", {}, h("tr", {}, columns.map(([title, kind]) => h("th", { scope: "col", class: kind === "head" ? null : kind }, title)))),
+      h("tbody", {}, rows.map(([key, ...cells]) => h("tr", { key }, cells.map((value, at) => cell(value, columns[at])))))));
 }
 
 export function empty(title, ...words) {
@@ -79,6 +81,19 @@ export function livePage({ root, signal, title }, name, everyMs, read, view) {
   title(name);
   draw(root, heading(name), loading());
   const round = watch({ signal, everyMs, read, show: (found, error) => draw(root, heading(name), error && failed(error, round), found && view(found)) });
+  return round;
+}
+
+/** A page of one thing, `name`, that is read again and again: `view(found, failure)`, or that it is not here (any more), with
+ *  a link to the list of all. Returns a function that reads at once. */
+export function liveThing({ root, signal, title }, name, everyMs, read, view, list, all) {
+  title(name);
+  draw(root, heading(name), loading());
+  const gone = (error) => empty(`This ${name.toLowerCase()} is not here.`, error.message, " ", h("a", { href: list }, all));
+  const round = watch({
+    signal, everyMs, read,
+    show: (found, error) => draw(root, found ? view(found, error && failed(error, round)) : [heading(name), [404, 410].includes(error.status) ? gone(error) : failed(error, round)]),
+  });
   return round;
 }
 

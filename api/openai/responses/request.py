@@ -20,15 +20,7 @@ from api.openai.fields import (
     with_its_type,
 )
 from api.openai.generation import CONSTRAINTS, Effort, GenerationRequest
-from api.openai.messages import (
-    MAX_TOOLS,
-    Function,
-    FunctionTool,
-    HostedTool,
-    OfferedTools,
-    shown_choice,
-    tool_shape,
-)
+from api.openai.messages import MAX_TOOLS, Function, FunctionTool, HostedTool, OfferedTools, shown_choice, tool_shape
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
 from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard, Sampling, Task
 from penstock.tools import Tool

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import itertools
 import json
 import re
-import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +15,11 @@ import pytest
 from api_in_process import api_in_process
 from hand import LEASE_MS, Hand, lapse
 from house import House, redis_process
+from stream_reader import StreamReader, events_in
 
 from api import durable
+from api.durable import offset_of
+from api.openai.cursor import read as read_cursor
 from bench.ports import free_port
 from streaming.ids import new_job_id
 from streaming.jobs.reader import JobReader
@@ -87,55 +88,25 @@ class Door(House):
         return Read(*await asyncio.to_thread(self.request, method, path, headers=headers, port=port or self.port))
 
 
-class SseEvent(NamedTuple):
-    name: str
-    data: Any
-
-
-class SseReader(threading.Thread):
+class SseReader(StreamReader):
     """Reads a stream with live=sse in the background, as it comes."""
 
     def __init__(self, door: House, job_id: str, offset: str, port: int = 0) -> None:
-        super().__init__(daemon=True)
-        self.events: list[SseEvent] = []
-        self._connection = http.client.HTTPConnection("127.0.0.1", port or door.port, timeout=60)
-        self._connection.request("GET", f"/v1/jobs/{job_id}/stream?offset={offset}&live=sse")
-        self.response = self._connection.getresponse()
-        self.start()
-
-    def run(self) -> None:
-        with self.response:
-            name, data = "", ""
-            for raw in self.response:
-                line = raw.decode().rstrip("\n")
-                field, _, value = line.partition(":")
-                value = value.removeprefix(" ")
-                if field == "event":
-                    name = value
-                elif field == "data":
-                    data += value
-                elif not line and name:
-                    self.events.append(SseEvent(name, json.loads(data)))
-                    name, data = "", ""
-        self._connection.close()
+        super().__init__(port or door.port, f"/v1/jobs/{job_id}/stream?offset={offset}&live=sse")
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        return [message for event in self.events if event.name == "data" for message in event.data]
+        return [message for event in events_in(self.data) if event.name == "data" for message in event.data]
 
     @property
     def controls(self) -> list[dict[str, Any]]:
-        return [event.data for event in self.events if event.name == "control"]
+        return [event.data for event in events_in(self.data) if event.name == "control"]
 
     async def until(self, count: int) -> None:
         """Wait until so many messages have come, and the control event behind them."""
-        async with asyncio.timeout(30):
-            while len(self.messages) < count or not self.controls or self.events[-1].name != "control":
-                await asyncio.sleep(0.01)
-
-    async def ended(self) -> None:
-        await asyncio.to_thread(self.join, 60)
-        assert not self.is_alive()
+        await self.until_true(
+            lambda: len(self.messages) >= count and self.controls and events_in(self.data)[-1].name == "control"
+        )
 
 
 def text_of(messages: list[dict[str, Any]]) -> str:
@@ -206,12 +177,12 @@ async def test_every_offset_of_a_live_stream_resumes_at_another_process(door: Do
     live = [SseReader(door, job_id, offset, door.other) for offset in offsets]
     await hand.write("e")
     await hand.finish()
-    await reader.ended()
+    await reader.read_out()
     whole = await door.read(job_id)
     assert reader.messages == whole.messages
     assert reader.controls[-1] == {"streamNextOffset": whole.next, "upToDate": True, "streamClosed": True}
     for place, (offset, resumed) in enumerate(zip(offsets, live, strict=True)):
-        await resumed.ended()
+        await resumed.read_out()
         assert resumed.messages == whole.messages[place:]
         assert (await door.read(job_id, offset, "long-poll")).messages == whole.messages[place:]
     assert all("streamCursor" in each for each in reader.controls[:-1])
@@ -255,14 +226,14 @@ async def test_the_tail_is_found_without_reading_what_is_before_it(door: Door, w
         await hand.write("d")
     assert set((await waiting).text) == {"d"}
     await hand.finish()
-    await reader.ended()
+    await reader.read_out()
     assert set(text_of(reader.messages)) == {"d"} and reader.messages[-1]["event"] == "completed"
     for offset, live, status in (("now", "", 200), ("now", "long-poll", 204)):
         over = await door.read(job_id, offset, live)
         assert (over.status, over.closed, over.up_to_date) == (status, True, True)
     assert (await door.read(job_id, method="HEAD")).next == (await door.read(job_id)).next == over.next
     reader = SseReader(door, job_id, "now")
-    await reader.ended()
+    await reader.read_out()
     assert reader.controls == [{"streamNextOffset": over.next, "upToDate": True, "streamClosed": True}]
 
 
@@ -303,7 +274,7 @@ async def test_a_long_stream_comes_in_pages(door: Door, wire: RedisClient) -> No
     assert pages[0].body == running.body
     assert [len(page.messages) for page in pages] == [1_000, 1_001]
     reader = SseReader(door, job_id, "-1")
-    await reader.ended()
+    await reader.read_out()
     assert reader.messages == [message for page in pages for message in page.messages]
 
 
@@ -320,7 +291,7 @@ async def test_a_new_epoch_is_a_message_and_changes_nothing_before_it(door: Door
     second = await Hand.claiming(wire)
     await second.write("ABCDE")
     await second.finish()
-    await reader.ended()
+    await reader.read_out()
     resumed = await door.read(job_id, before.next, port=door.other)
     assert [each["event"] for each in resumed.messages] == ["stream.reset"] + ["delta"] * 5 + ["completed"]
     assert reader.messages == before.messages + resumed.messages
@@ -362,7 +333,7 @@ async def test_a_made_up_offset_is_refused_and_changes_nothing(door: Door, wire:
     true = (await door.read(job_id)).next
     if ended:
         await hand.finish()
-        await reader.ended()
+        await reader.read_out()
     epoch, number, run = true.split("_")
     made_up = [
         f"{epoch}_{int(number) + 40:015d}_{run}",
@@ -378,7 +349,7 @@ async def test_a_made_up_offset_is_refused_and_changes_nothing(door: Door, wire:
     assert (await door.read(job_id, true)).status == 200
     if not ended:
         await hand.finish()
-        await reader.ended()
+        await reader.read_out()
     assert [each["event"] for each in reader.messages] == ["delta"] * 3 + ["completed"]
 
 
@@ -417,7 +388,7 @@ async def test_a_live_reader_of_a_job_that_is_lost_is_not_told_an_end(door: Door
     reader = SseReader(door, job_id, "-1")
     await reader.until(1)
     await wire.redis.delete(partition_key(0, "job", job_id))
-    await reader.ended()
+    await reader.read_out()
     assert text_of(reader.messages) == "a" and len(reader.messages) == 1
     assert "streamClosed" not in reader.controls[-1]
 
@@ -434,3 +405,63 @@ async def test_live_reads_end_after_a_while(redis_url: str, monkeypatch: pytest.
         assert "Stream-Closed" not in poll.headers and "Stream-Cursor" in poll.headers
         events = (await api.client.get(path, params={"offset": "-1", "live": "sse"})).text
         assert events.startswith("event: control\ndata:{") and "streamClosed" not in events
+
+
+# --- the Stream-Url of streamed answers: where it stands, who may read it, and that a replay costs nothing -----------
+
+
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"model": "sim", "prompt": "x", "max_tokens": 4}),
+        ("/v1/responses", {"model": "sim", "input": "x", "max_output_tokens": 4}),
+    ],
+)
+def test_a_streamed_answer_says_where_it_can_be_resumed(house: House, path: str, body: dict[str, Any]) -> None:
+    status, headers, _ = house.post(path, body | {"stream": True})
+    job_id = headers["x-job-id"]
+    assert (status, headers["stream-url"]) == (200, f"/v1/jobs/{job_id}/stream")
+    messages = json.loads(house.get(headers["stream-url"])[1])
+    assert (len(messages), messages[-1]["event"]) == (5, "completed")
+    assert "stream-url" not in house.post(path, body)[1]
+    again = [f"/v1/jobs/{job_id}/events"]
+    if path == "/v1/responses":
+        again.append(f"/v1/responses/resp_{job_id}?stream=true")
+    for replay in again:
+        assert house.request("GET", replay)[1]["stream-url"] == headers["stream-url"]
+
+
+def test_calls_of_tools_are_the_same_after_every_offset(house: House) -> None:
+    """What a part of a call says depends on those before it, which a resumed reader does not get again."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    called = CHAT | {"tools": [tool], "tool_choice": "required", "max_tokens": 99, "stream": True}
+    headers = house.post("/v1/chat/completions", called)[1]
+    whole = json.loads(house.get(headers["stream-url"])[1])
+    events = house.get(f"/v1/jobs/{headers['x-job-id']}/events")[1].decode()
+    shown = {id_: json.loads(data) for id_, data in re.findall(r"^id: (.+)\ndata: (.+)$", events, re.MULTILINE)}
+    assert sum("tool_calls" in each["data"] for each in whole) > 1
+    for place, each in enumerate(whole, 1):
+        assert shown[each["id"]] == each["data"]
+        rest = house.get(f"{headers['stream-url']}?offset={offset_of(read_cursor(each['id']))}")[1]
+        assert json.loads(rest) == whole[place:]
+
+
+def test_reading_a_stream_again_counts_no_tokens(house: House) -> None:
+    """Neither as an answer's nor as a tenant's."""
+    url = house.post("/v1/chat/completions", CHAT | {"stream": True})[1]["stream-url"]
+    usage = "/admin/tenants"
+
+    def metered() -> list[str]:
+        lines = house.get("/metrics")[1].decode().splitlines()
+        return [line for line in lines if re.match(r"\w*(token|stream_resumes)\w*[{ ]", line)]
+
+    before, used = metered(), house.get(usage)[1]
+    assert any("token" in line for line in before) and json.loads(used)["data"][0]["jobs"]
+    for query in ("", "?offset=-1&live=long-poll", "?offset=-1&live=sse"):
+        assert house.get(url + query)[0] == 200
+    assert (metered(), house.get(usage)[1]) == (before, used)

@@ -21,8 +21,7 @@ from api.openai.rendering import Facts
 from api.openai.schemas import parse, to_job
 from api.services import Services
 from api.settings import ApiSettings
-from api.stream.reply import Reply, StreamReply, WholeReply
-from api.stream.writer import PING
+from api.stream.reply import PING, Reply, StreamReply, WholeReply
 from penstock.loops import Turns
 from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, Usage
 from streaming.jobs.job import JobState

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from api.openai.rendering import ChunkRenderer
 from api.stream.connection import AnswerTransport, Connection
-from api.stream.writer import TokenFlow, Watched
+from api.stream.reply import TokenFlow, Watched
 from penstock.loops import Sliced
 from streaming.jobs.codec import Delta
 from telemetry.metrics import Metrics
@@ -187,14 +187,10 @@ class Heard:
         self.on_lost = on_lost
 
 
-def scope(connection: Heard) -> dict[str, object]:
-    return {"type": "http", "state": {"connection": connection}}
-
-
 async def test_a_connection_tells_of_its_end_by_itself() -> None:
     """No task waits for it, and it is watched no longer than somebody wants to know."""
     connection, told = Heard(), list[bool]()
-    with Watched(scope(connection), lambda: told.append(True)) as client:
+    with Watched(cast(Connection, connection), lambda: told.append(True)) as client:
         assert connection.on_lost is not None and len(asyncio.all_tasks()) == 1
         client.check()
         connection.on_lost()
@@ -213,7 +209,7 @@ async def test_work_for_a_client_that_has_left_is_given_up() -> None:
             yield
         return "all of it"
 
-    with Watched(scope(connection)) as client:
+    with Watched(cast(Connection, connection)) as client:
         assert connection.on_lost is not None
         slices = client.while_there(work())
         next(slices)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from api.openai.responses.conversation import ITEMS_PER_SLICE, turns_of
-from api.openai.responses.items import shown_turn
+from api.openai.responses.items import ITEMS_PER_SLICE, shown_turn, turns_of
 from penstock.engine import ChatTurn
 from penstock.loops import at_once
 from penstock.tools import ToolCall

@@ -1,4 +1,5 @@
-"""The event sequence as a pure function: the same bytes however the deltas arrive, and every suffix of them."""
+"""The event sequence as a pure function: the same bytes however the deltas arrive, and every suffix of them, also with
+calls and whatever was given up before."""
 
 from __future__ import annotations
 
@@ -12,17 +13,19 @@ from hypothesis import strategies as st
 
 from api.openai.errors import internal_error
 from api.openai.rendering import Facts
-from api.openai.responses.events import EventSequence
-from api.stream.writer import NumberedFlow
+from api.openai.responses.object import EventSequence, answer_turn, ended_response, items_of
+from api.stream.reply import NumberedFlow
 from penstock.engine import ChatTurn, Failure, Logprob, Sampling
-from streaming.jobs.codec import Delta, Terminal, Usage
+from penstock.loops import at_once
+from penstock.tools import Tool, Tools, opened
+from streaming.jobs.codec import Delta, Draft, Terminal, Usage, encode
 from streaming.jobs.job import Chat, Job, JobState, ResponseForm
 from streaming.order import Priority
 
 JOB = "job_" + "0" * 32
 
 
-def facts(*, background: bool = False, logprobs: int | None = None) -> Facts:
+def facts(*, background: bool = False, logprobs: int | None = None, tools: Tools | None = None) -> Facts:
     job = Job(
         id=JOB,
         model="m",
@@ -30,6 +33,7 @@ def facts(*, background: bool = False, logprobs: int | None = None) -> Facts:
         priority=Priority.STANDARD,
         prompt=Chat((ChatTurn("user", "%d %s"),)),
         sampling=Sampling(logprobs=logprobs),
+        tools=tools,
         response=ResponseForm(background=background, own_turns=1),
     )
     return Facts(job, 1_700_000_000_000)
@@ -171,3 +175,64 @@ def test_a_token_without_text_has_an_event_only_with_its_logprobs() -> None:
     assert done["logprobs"][0]["top_logprobs"][0] == {"token": "a", "logprob": -1.0, "bytes": [97]}
     plain = EventSequence(facts())
     assert plain.deltas([*rows_of([""])]) == b""
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+
+ANSWER = ["I ", "call.", opened("f") + '{"a"', "", ": 1}", opened("g"), "{}", "\x1dDone", "."]
+LOST = ["I ", opened("f") + '{"b']
+CALLING, CALLED = facts(tools=Tools(offered=(Tool("f"), Tool("g")))), end(finish="tool_calls")
+
+
+def stream(after: int = -1, *, lost: bool = False) -> bytes:
+    sequence = EventSequence(CALLING, after)
+    data = sequence.opening()
+    if lost:
+        data += sequence.deltas(rows_of(LOST)) + sequence.begin_again()
+    return data + sequence.deltas(rows_of(ANSWER)) + sequence.end(CALLED)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_every_cut_of_an_answer_with_calls_gives_the_rest(lost: bool) -> None:
+    whole = stream(lost=lost)
+    frames = [frame + b"\n\n" for frame in whole.split(b"\n\n")[:-1]]
+    assert [event["sequence_number"] for event in events(whole)] == list(range(len(frames) - 1))
+    for number in range(len(frames) - 1):
+        assert stream(number, lost=lost) == b"".join(frames[number + 1 :])
+
+
+def test_texts_and_calls_are_items_in_their_order() -> None:
+    """Each begins, comes in deltas and ends, before the next one begins."""
+    found = events(stream())
+    names = [event["type"].removeprefix("response.") for event in found if "delta" not in event["type"]]
+    text = ["output_item.added", "content_part.added", "output_text.done", "content_part.done", "output_item.done"]
+    call = ["output_item.added", "function_call_arguments.done", "output_item.done"]
+    assert names == ["created", "in_progress", *text, *call, *call, *text, "completed"]
+    output = found[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["message", "function_call", "function_call", "message"]
+    assert [item["id"].split("_")[0] for item in output] == ["msg", "fc", "fc", "msg"]
+    assert [item["arguments"] for item in output if item["type"] == "function_call"] == ['{"a": 1}', "{}"]
+    for index, item in enumerate(output):
+        deltas = [each["delta"] for each in found if each.get("output_index") == index and "delta" in each]
+        assert "".join(deltas) == (item["content"][0]["text"] if "content" in item else item["arguments"])
+
+
+def test_what_was_given_up_ends_incomplete_and_the_rest_has_later_indexes() -> None:
+    """The calls have the same ids again, and the stored response is that of the stream."""
+    found = events(stream(lost=True))
+    done = [event for event in found if event["type"] == "response.output_item.done"]
+    assert [event["output_index"] for event in done] == list(range(6))
+    assert [event["item"]["status"] for event in done] == ["completed", "incomplete", *4 * ["completed"]]
+    assert done[1]["item"]["call_id"] == done[3]["item"]["call_id"] and done[1]["item"]["id"] != done[3]["item"]["id"]
+    stored = at_once(ended_response(CALLING, CALLED, rows_of(ANSWER), [encode(Draft(tuple(rows_of(LOST))))]))
+    assert json.loads(json.dumps(stored)) == found[-1]["response"]
+
+
+def test_an_answer_is_one_turn_of_the_next_conversation() -> None:
+    """Its calls have the ids that the client knows."""
+    turn = answer_turn(CALLING.job, rows_of(ANSWER))
+    assert (turn.content, [call.name for call in turn.calls]) == ("I call.Done.", ["f", "g"])
+    assert [each.turn(JOB).calls[0].id for each in items_of(CALLING.job, rows_of(ANSWER))[1:3]] == [
+        call.id for call in turn.calls
+    ]

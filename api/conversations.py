@@ -1,28 +1,45 @@
-"""Stored responses: finds the job of a response, and what a request refers to in earlier ones."""
+"""/v1/conversations, and what a request for a response refers to: earlier responses, conversations, and their items."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
+from api.admission import caller_of, idempotency_key, read_body, services_of
 from api.auth.keys import Caller
+from api.jobs import as_json, as_page, ignored_header
 from api.openai import errors
 from api.openai.errors import from_failure
 from api.openai.fields import MAX_MESSAGES
+from api.openai.json_body import Body, read_object, validated
 from api.openai.rendering import Facts, to_json
-from api.openai.responses.conversation import turns_of
-from api.openai.responses.items import input_items, item_of, job_of
-from api.openai.responses.object import AnswerItem, answer_turn, ended_response, form_of, given_up, items_of, outcome
+from api.openai.responses.items import (
+    ConversationRequest,
+    ConversationUpdate,
+    ItemsRequest,
+    conversation_object,
+    input_items,
+    item_of,
+    job_of,
+    new_items,
+    turns_of,
+)
+from api.openai.responses.object import AnswerItems, answer_turn, ended_response, form_of, given_up, outcome
 from api.openai.responses.request import Context, InputFields, ResponseRequest
+from api.query import value_of
 from api.services import Services
 from penstock.engine import ChatTurn
 from penstock.tools import SAID
 from streaming.errors import ConversationChanged, DecodeError, Unavailable, UnknownConversation, UnknownJob
-from streaming.ids import partition_of
+from streaming.ids import joined, partition_of
 from streaming.jobs.codec import encode
 from streaming.jobs.conversations import Conversation, ConversationItem
 from streaming.jobs.job import Chat
@@ -190,7 +207,7 @@ async def _referenced(services: Services, caller: Caller, asked: InputFields, le
     referred to twice counting twice. Raises ApiError (400)."""
     found: dict[str, ChatTurn] = {}
     for item_id, uses in Counter(asked.references).items():
-        turn = await _item(services, caller, item_id)
+        turn = await _turn_of(services, caller, item_id)
         if turn is None:
             message = f"input refers to the item {item_id[:80]}, which no stored response has."
             raise errors.invalid_request(message, "input")
@@ -205,7 +222,7 @@ async def _referenced(services: Services, caller: Caller, asked: InputFields, le
     return found
 
 
-async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | None:
+async def _turn_of(services: Services, caller: Caller, item_id: str) -> ChatTurn | None:
     named = item_of(item_id)
     record = await find(services, caller.tenant, named[0]) if named else None
     if named is None or record is None:
@@ -214,9 +231,166 @@ async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | 
     if is_output:  # an answer that was given up is no item of the response
         if record.terminal is None:
             return None
-        place -= given_up(record.job, record.drafts)
         ended = (await services.job_reader.with_rows(record)).terminal
-        items = items_of(record.job, ended.rows if ended is not None else ()) or [AnswerItem(SAID)]
-        return items[place].turn(record.job.id) if 0 <= place < len(items) else None
+        answer = AnswerItems(record.job, given_up(record.job, record.drafts))
+        if not answer.take(ended.rows if ended is not None else ()):
+            answer.begin(SAID)
+        return next((item.turn(record.job.id) for item in answer.items if item.index == place), None)
     turns = own_turns(record)
     return turns[place] if place < len(turns) else None
+
+
+# --- the endpoints of conversations -----------------------------------------------------------------------------------
+
+
+KEY_DIGITS = 16
+"""Hexadecimal digits of an item's id that tell the request that added it, before as many that tell what it sent."""
+
+
+async def create(request: Request) -> Response:
+    """POST /v1/conversations: store a new conversation, with its first items."""
+    services, caller = services_of(request), caller_of(request)
+    asked = await _asked(request, ConversationRequest)
+    conversations, quota = services.conversations, services.quotas(caller)
+    items = new_items(asked.items or (), secrets.token_hex(16))
+    _check_room(request, (), items)
+    conversation_id = conversations.new_id(secrets.randbelow(2**16))
+    made = await conversations.create(conversation_id, caller.tenant, asked.metadata or {}, items, quota)
+    return as_json(conversation_object(made), headers=ignored_header(asked))
+
+
+async def show(request: Request) -> Response:
+    """GET /v1/conversations/{id}: show a conversation, without its items."""
+    return as_json(conversation_object(await _own(request)))
+
+
+async def update(request: Request) -> Response:
+    """POST /v1/conversations/{id}: replace the metadata of a conversation."""
+    services, caller = services_of(request), caller_of(request)
+    asked = await _asked(request, ConversationUpdate)
+    conversation, metadata = await _own(request), asked.metadata or {}
+    await services.conversations.set_metadata(conversation, metadata, services.quotas(caller))
+    return as_json(conversation_object(conversation) | {"metadata": metadata}, headers=ignored_header(asked))
+
+
+async def delete(request: Request) -> Response:
+    """DELETE /v1/conversations/{id}: delete a conversation with its items. A response that runs in it goes on."""
+    services, conversation_id = services_of(request), request.path_params["conversation_id"]
+    await services.conversations.delete(conversation_id, caller_of(request).tenant)
+    return as_json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+async def add_items(request: Request) -> Response:
+    """POST /v1/conversations/{id}/items: append items. With an Idempotency-Key, once however often it is sent."""
+    services, caller = services_of(request), caller_of(request)
+    asked, key = await _asked(request, ItemsRequest), idempotency_key(request.scope)
+    token = _token(asked.items, joined(caller.tenant, request.url.path, key) if key else secrets.token_hex(16))
+    items, ignored = new_items(asked.items, token), ignored_header(asked)
+    for _ in range(MAX_READS):
+        conversation = await _own(request)
+        if not items or _already_added(conversation, token):
+            return as_page({item.id: item.shown for item in items}, headers=ignored)
+        if conversation.turn:
+            raise errors.conversation_locked()
+        _check_room(request, conversation.items, items)
+        try:
+            await services.conversations.add(conversation, items, services.quotas(caller))
+        except ConversationChanged:
+            continue
+        return as_page({item.id: item.shown for item in items}, headers=ignored)
+    raise errors.conversation_locked()
+
+
+async def list_items(request: Request) -> Response:
+    """GET /v1/conversations/{id}/items[?after=&limit=&order=&include=]: list the items, the newest first."""
+    after, number = request.query_params.get("after"), None
+    conversation = await _own(request)
+    if after is not None:
+        number = next((item.number for item in conversation.items if item.id == after), None)
+        if number is None:
+            number = await services_of(request).conversations.deleted_place(conversation, after)
+        if number is None:
+            raise errors.invalid_request("after names no item of this conversation.", "after")
+    return items_page(request, [(item.number, item.id, item.shown) for item in conversation.items], number)
+
+
+async def show_item(request: Request) -> Response:
+    """GET /v1/conversations/{id}/items/{item_id}: show one item."""
+    return as_json(_item(request, await _own(request)).shown)
+
+
+async def delete_item(request: Request) -> Response:
+    """DELETE /v1/conversations/{id}/items/{item_id}: delete one item, and show the conversation."""
+    services = services_of(request)
+    for _ in range(MAX_READS):
+        conversation = await _own(request)
+        try:
+            await services.conversations.remove(conversation, _item(request, conversation))
+        except ConversationChanged:
+            continue
+        return as_json(conversation_object(conversation))
+    raise errors.conversation_locked()
+
+
+async def _own(request: Request) -> Conversation:
+    """Return the conversation in the path, if the caller owns it. Raises ApiError (404, 503)."""
+    return await current(services_of(request), caller_of(request).tenant, request.path_params["conversation_id"])
+
+
+def _item(request: Request, conversation: Conversation) -> ConversationItem:
+    """Return the item in the path. Raises ApiError (404)."""
+    named = request.path_params["item_id"]
+    for item in conversation.items:
+        if item.id == named:
+            return item
+    raise errors.conversation_item_not_found()
+
+
+def _token(sent: Sequence[Any], name: str) -> str:
+    """What makes the ids of new items unique: 16 digits of the request's name, then 16 of what it sent."""
+    shown = to_json([item.shown for item in new_items(sent, "")])
+    return _digits(name.encode()) + _digits(shown)
+
+
+def _digits(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:KEY_DIGITS]
+
+
+def _already_added(conversation: Conversation, token: str) -> bool:
+    """Whether an earlier try of the request has added its items. Raises ApiError (422) if the request of the same key
+    that added items had others."""
+    tokens = [item.id.rpartition("_")[2] for item in conversation.items]
+    earlier = [each for each in tokens if each.startswith(token[:KEY_DIGITS])]
+    if earlier and not any(each.startswith(token) for each in earlier):
+        raise errors.idempotency_key_reused()
+    return bool(earlier)
+
+
+async def _asked(request: Request, model: type[Body]) -> Body:
+    """Read the body. Raises ApiError, also if the store accepts nothing new."""
+    services = services_of(request)
+    body = await read_body(request.scope, request.receive, services.settings.body_limit)
+    asked = validated(model, read_object(body))
+    if services.refusal:
+        raise errors.store_full(services.refusal)
+    return asked
+
+
+def _check_room(request: Request, items: Sequence[ConversationItem], new: Sequence[ConversationItem]) -> None:
+    """Refuse items that no response could read together with those that are there. Raises ApiError (400)."""
+    limit = services_of(request).settings.body_limit
+    size = sum([len(bytes(item.shown)) for item in (*items, *new)])
+    if len(items) + len(new) > MAX_MESSAGES or size > limit:
+        message = f"A conversation has at most {MAX_MESSAGES} items and {limit} bytes ([api] body_limit)"
+        raise errors.invalid_request(f"{message}: delete items, or begin another.", "items")
+
+
+def items_page(request: Request, items: Sequence[tuple[int, str, Any]], after: int | None) -> Response:
+    """Build the page that the query asks for, of items in ascending order, each with its number and id. `after`: the
+    number of the item that the page continues after. Raises ApiError (400)."""
+    query = request.query_params
+    limit, oldest_first = value_of(query, "limit") or 20, value_of(query, "order") == "asc"
+    if after is not None:
+        items = [each for each in items if (each[0] > after if oldest_first else each[0] < after)]
+    ordered = items if oldest_first else items[::-1]
+    return as_page({item_id: shown for _, item_id, shown in ordered[:limit]}, has_more=limit < len(items))

@@ -1,4 +1,4 @@
-"""/admin/dlq: lists, shows, replays and drops dead letters. Needs an admin key."""
+"""/admin/dlq and /admin/webhooks: dead letters and webhook messages, to look at and send again. Needs an admin key."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from api.admission import services_of
 from api.auth import audit
-from api.jobs import as_json, shown_job
+from api.jobs import as_json, fields_of, shown_job
 from api.openai import errors
 from api.query import value_of
 from streaming.errors import LaneFull, MalformedJob, UnknownJob
+from streaming.events import WebhookMessage, Webhooks
 from streaming.jobs.dead_letters import DeadLetter, DeadLetters
 
 MAX_LISTED = 100
@@ -85,4 +86,48 @@ def _object(letter: DeadLetter) -> dict[str, Any]:
         "job_id": letter.job or None,
         "lane": letter.lane or None,
         "entry": letter.entry or None,
+    }
+
+
+# --- webhook messages -------------------------------------------------------------------------------------------------
+
+
+async def list_messages(request: Request) -> Response:
+    """GET /admin/webhooks[?limit=]: list messages, newest first."""
+    messages = await _webhooks(request).recent(value_of(request.query_params, "limit") or MAX_LISTED)
+    return as_json({"object": "list", "data": [_message_object(message) for message in messages]})
+
+
+async def show_message(request: Request) -> Response:
+    """GET /admin/webhooks/{id}: show the message."""
+    return as_json(_message_object(await _message(request)))
+
+
+async def resend(request: Request) -> Response:
+    """POST /admin/webhooks/{id}/replay: send the message again with the same webhook-id; 202."""
+    message = await _message(request)
+    await _webhooks(request).redeliver(message.id)
+    return as_json(_message_object(await _message(request)), 202)
+
+
+def _webhooks(request: Request) -> Webhooks:
+    return Webhooks(services_of(request).store_client)
+
+
+async def _message(request: Request) -> WebhookMessage:
+    """Return the message in the path. Raises UnknownMessage (404)."""
+    return await _webhooks(request).get(request.path_params["message_id"])
+
+
+def _message_object(message: WebhookMessage) -> dict[str, Any]:
+    return {
+        **fields_of(message, "id", "endpoint", "event", "type", "subject", "tenant", "attempts"),
+        "object": "webhook_message",
+        "url": message.url.partition("?")[0] or None,  # its query may hold a secret
+        "at": message.at_ms / 1000,
+        "status": message.state,
+        "last_attempt_at": message.tried_ms / 1000 or None,
+        "next_attempt_at": message.due_ms / 1000 or None,
+        "last_status_code": message.status or None,
+        "last_error": message.problem or None,
     }
