@@ -20,8 +20,19 @@ from api.settings import ApiSettings
 from cli.instance import DataDir
 from cli.options import F, Where
 from cli.output import Exit, Problem, note
-from penstock.client import ApiRefusal, InvalidAddress, NoAnswer, Pause, PenstockClient, StreamEvent
-from penstock.client_protocol import EMPTY, EventsUnreadable, InvalidRequest, refusal_of, without_login
+from penstock.client import (
+    EMPTY,
+    ApiRefusal,
+    EventsUnreadable,
+    InvalidAddress,
+    InvalidRequest,
+    NoAnswer,
+    Pause,
+    PenstockClient,
+    StreamEvent,
+    refusal_of,
+    without_login,
+)
 from penstock.text import read_text
 
 KEY = "PENSTOCK_API_KEY"

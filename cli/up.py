@@ -32,15 +32,7 @@ from cli.deployment import Deployment, check_plugins, environment, load_deployme
 from cli.embedded import machine_memory, start_embedded
 from cli.instance import DataDir, Instance, UpSettings, problem_of
 from cli.options import Command, config_option, redis_url_option
-from cli.output import (
-    ERROR_INDENT,
-    Exit,
-    Problem,
-    ProgressLine,
-    error_block,
-    note,
-    write_or_drop,
-)
+from cli.output import ERROR_INDENT, Exit, Problem, ProgressLine, error_block, note, write_or_drop
 from cli.pool import LeaseRelease, PoolSupervisor, follow
 from cli.registry import connected, place, unreachable
 from cli.suggestions import completed, own_command, short_path

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from terminals import Terminal
 
 from cli import jobs
-from cli.output import (
-    StreamWrapper,
-    cells,
-    print_rows,
-    print_table,
-)
+from cli.output import StreamWrapper, cells, print_rows, print_table
 
 ESC = "\x1b"
 IDS = [f"job_00{digit * 30}" for digit in "0123456789abcdef"]

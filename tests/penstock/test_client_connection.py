@@ -9,14 +9,7 @@ import pytest
 from house import free_port
 from http_serving import serving_http
 
-from penstock.client import (
-    FIRST_PATIENCE_S,
-    PATIENCE_S,
-    AsyncPenstockClient,
-    NoAnswer,
-    Pause,
-    PenstockClient,
-)
+from penstock.client import FIRST_PATIENCE_S, PATIENCE_S, AsyncPenstockClient, NoAnswer, Pause, PenstockClient
 
 
 class Garbled(http.server.BaseHTTPRequestHandler):

@@ -65,11 +65,7 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
         ("[webhooks.w]\nevents = ['job.done']\n", {}, ("webhooks.w.events: expected a list, each one of job.com",)),
         ("port = 8001\n", {}, ("port: no such section",)),
         ("[models.m]\nengine = 'llamacpp'\npath = 'm.gguf'\n", {}, ("models.m.path: no such",)),
-        (
-            "[models.m]\nengine = 'sim'\nshapes.a.slots = 3\n",
-            {},
-            ("models.m.shapes.a.slots: no such setting",),
-        ),
+        ("[models.m]\nengine = 'sim'\nshapes.a.slots = 3\n", {}, ("models.m.shapes.a.slots: no such setting",)),
         ("api = 3\n", {}, ("api", "expected a table")),
         ("[models.m]\nengine = 'sim'\nmin_workers = 2\nmax_workers = 1\n", {}, ("models.m", "less than")),
         ("[keys.k]\nsha256 = 'plain'\ntenant = 't'\n", {}, ("keys.k.sha256: this is not a SHA-256", "sha256sum")),

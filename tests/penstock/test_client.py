@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from penstock.client_protocol import (
+from penstock.client import (
     MAX_DELAY_S,
     SILENCE_S,
     ApiRefusal,
@@ -217,7 +217,7 @@ def test_a_wait_polls_to_the_end_and_within_its_time() -> None:
     """Each poll asks for no more than the time that is left."""
     running, done = {"status": "in_progress"}, {"status": "failed"}
     played = Played(calls().wait("job_1", 40.0, now=0.0), [ok(running, 30.0), broken(31.0), ok(done, 39.0)])
-    assert played.result == done
+    assert isinstance(played.error, JobFailed) and played.error.job == done
     assert [send.url.partition("=")[2] for send in played.sent] == ["30.000", "10.000", "8.900"]
     assert [round(send.timeout_s, 1) for send in played.sent] == [42.0, 12.0, 10.9]
     played = Played(calls().wait("job_1", 40.0, now=0.0), [ok(running, 30.0), ok(running, 40.0)])
