@@ -167,12 +167,12 @@ class Client:
 
     def wait(self, job_id: str, timeout_s: float) -> dict[str, Any]:
         """Return the job once it has completed. Raises JobFailed, WaitTimeout."""
-        with self._explained():
+        with self._explained(job_id=job_id):
             return self._api.wait(job_id, timeout_s)
 
     def stream(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
         """Yield a job's events after a cursor to its end. Raises JobFailed, StreamReset."""
-        with self._explained():
+        with self._explained(job_id=job_id):
             yield from self._api.stream(job_id, after)
 
     def post(self, path: str, body: Mapping[str, Any], **headers: str) -> dict[str, Any]:
@@ -231,11 +231,12 @@ class Client:
             return self._api.request(method, path, body, headers, tries_again=patient)
 
     @contextmanager
-    def _explained(self, path: str = "") -> Iterator[None]:
+    def _explained(self, path: str = "", job_id: str = "") -> Iterator[None]:
+        """Raises Problem for what is wrong in the block. `job_id`: the job that goes on without it."""
         try:
             yield
         except NoAnswer as error:
-            raise _no_penstock(error.url, error.cause) from None
+            raise _no_penstock(error.url, error.cause, job_id) from None
         except ApiRefusal as error:
             exit_code = Exit.FORBIDDEN if error.status in (401, 403) else Exit.FAILED
             more = {"next_step": self._next_step(error.code, path), "request_id": error.request_id}
@@ -259,8 +260,11 @@ class Client:
         return NEXT_STEPS.get(code, "")
 
 
-def _no_penstock(url: str, cause: str) -> Problem:
-    what, next_step = f"no penstock answers at {without_login(url)}", "penstock up, or say where: --url or --data-dir"
+def _no_penstock(url: str, cause: str, job_id: str = "") -> Problem:
+    next_step = "penstock up, or say where: --url or --data-dir"
+    if job_id:
+        next_step = f"the job goes on: penstock jobs result {job_id}"
+    what = f"no penstock answers at {without_login(url)}"
     return Problem(what, cause=cause, next_step=next_step, code="unreachable")
 
 

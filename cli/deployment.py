@@ -353,7 +353,7 @@ def _names_of(url: str, environ: Mapping[str, str]) -> list[str]:
     key_env = environ.get(KEY_VARIABLES, "").partition(",")[0]
     settings = build(UpstreamSettings, {"urls": url, "key_env": key_env}, "upstream")
     until = time.monotonic() + START_TIMEOUT_S
-    with ProgressLine(sys.stderr, environ) as progress:
+    with ProgressLine() as progress:
         while True:
             try:
                 return asyncio.run(_ask(url, settings, "upstream", "", ServerProbe.names))

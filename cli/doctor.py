@@ -162,7 +162,7 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
       penstock doctor --verbose
       penstock doctor --json
     """
-    with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+    with ProgressLine(quiet=as_json or not sys.stderr.isatty()) as progress:
         found = []
         progress.phase("checking this machine")
         for check in _checks(where, config):

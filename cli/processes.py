@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -240,7 +239,7 @@ def down(at_once: bool, where: Where) -> None:
     home = where.home()
     instance = home.running()
     _terminate(instance.pid)
-    with ProgressLine(sys.stderr, os.environ) as progress:
+    with ProgressLine() as progress:
         progress.phase("stopping; unfinished jobs stay in the queue" if at_once else "draining")
         if at_once:
             # Two signals sent at once may be delivered as one.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -214,7 +213,7 @@ def goodput(
         raise PlanError(f"--requests {requests}: a share of 0.9 needs 10 requests or more")
     url, server = server_at(where, model)
     source, until = LoadSource(server, lengths, timeout_s=budget), time.monotonic() + budget
-    with ProgressLine(sys.stderr, os.environ) as progress:
+    with ProgressLine() as progress:
         progress.phase("warming up: 1 request")
         asyncio.run(source.probe(1))
         progress.phase("probing: 1 request")
@@ -225,7 +224,7 @@ def goodput(
     note(f"{CLIENTS} at once are answered at {three(closed.requests_s)} requests/s; about "
          f"{seconds(RATES * requests / closed.requests_s)} for {RATES} rates, at most {budget} s")  # fmt: skip
     tried: dict[float, Attainment] = {}
-    progress = ProgressLine(sys.stderr, os.environ)
+    progress = ProgressLine()
 
     def holds(rate: float) -> bool:
         if time.monotonic() > until:
@@ -327,7 +326,7 @@ def frontier(
     lengths, meter = workload.lengths, EnergyMeter.of(server, GpuReadings.open())
     source = LoadSource(server, lengths, meter=meter, timeout_s=budget)
     began = time.monotonic()
-    with ProgressLine(sys.stderr, os.environ) as progress:
+    with ProgressLine() as progress:
         plan = planned(source, requests, most, began + budget, workload.requests, progress)
         levels = ", ".join(str(each.clients) for each in plan.levels)
         progress.say(

@@ -452,7 +452,7 @@ def up(config: Path | None, detach: bool, **flags: Any) -> int:
         deployment.check_model_files()
         deployment.check_upstreams()
     home = DataDir(deployment.up.data_dir)
-    with ProgressLine(sys.stderr, os.environ) as progress:
+    with ProgressLine() as progress:
         if detach:
             url = flags.pop("redis_url")
             given = {"config": config, **flags}  # to give again, without --detach
