@@ -418,7 +418,7 @@ def ls(client: Client, limit: int) -> CommandResult:
       penstock batch ls
       penstock batch ls --limit 100 --json
     """
-    found = client.pages("/v1/batches", limit, "after", "last_id")
+    found = client.pages("/v1/batches", limit)
     return list_result(map(timed, found), COLUMNS, "no batches", map(_row, found))
 
 

@@ -311,7 +311,7 @@ def ls(
     now = time.time()
     times = {name: moment(text, now) for name, text in (("since", since), ("until", until)) if text}
     path = "/admin/jobs" if tenant else "/v1/jobs"
-    found = client.pages(path, limit, "cursor", "next_cursor", tenant=tenant, **equal, **times)
+    found = client.pages(path, limit, tenant=tenant, **equal, **times)
 
     def shown() -> None:
         rows = list(map(_row, found))

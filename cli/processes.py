@@ -20,7 +20,7 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
-from cli.instance import SUPERVISED, Instance, ProcessEntry
+from cli.instance import SUPERVISED, WILDCARDS, Instance, ProcessEntry, url_of
 from cli.options import Where, command
 from cli.output import CommandResult, Exit, Problem, ProgressLine, note, print_rows, timed
 from penstock.config import Config
@@ -96,22 +96,23 @@ def rows_of(instance: Instance, config: Config) -> ProcessRows:
     """The rows of `penstock ps`."""
     from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
 
-    def judged(fleet: Sequence[Process] | None) -> list[dict[str, Any]]:
-        now = time.time()
-        return _in_order(row(entry) | {"state": judged_state(entry, fleet, now)} for entry in instance.processes)
-
     if instance.state != "ready":
         return ProcessRows(_in_order(map(row, instance.processes)), [])
-    try:
-        fleet = processes(config, instance, STORE_TIMEOUT_S)
-        own = judged(fleet)
-        if any(each["state"] == SILENT for each in own):  # reports may have expired while the store was away
-            time.sleep(HEARTBEAT_INTERVAL_S + 0.5)
+    fleet, problem = None, ""
+    for is_last in (False, True):
+        try:
             fleet = processes(config, instance, STORE_TIMEOUT_S)
-            own = judged(fleet)
-    except Problem as error:
-        return ProcessRows(judged(None), [], f"the store does not answer, so no request is accepted: {error.cause}")
-    return ProcessRows(own, _in_order(map(fleet_row, others_of(instance, fleet))))
+        except Problem as error:
+            fleet, problem = None, f"the store does not answer, so no request is accepted: {error.cause}"
+        now = time.time()
+        own = _in_order(row(each) | {"state": judged_state(each, fleet, now)} for each in instance.processes)
+        if is_last or fleet is None or all(each["state"] != SILENT for each in own):
+            break
+        time.sleep(HEARTBEAT_INTERVAL_S + 0.5)  # reports may have expired while the store was away
+    # The report of a process that has exited expires a little later, so those of former processes are left out.
+    ours = {life for entry in instance.processes for life in entry.lives}
+    others = [fleet_row(each) for each in fleet or () if each.life not in ours]
+    return ProcessRows(own, _in_order(others), problem)
 
 
 def judged_state(entry: ProcessEntry, fleet: Sequence[Process] | None, now: float) -> str:
@@ -127,13 +128,6 @@ def judged_state(entry: ProcessEntry, fleet: Sequence[Process] | None, now: floa
     is_new = now - entry.since < HEARTBEAT_TIMEOUT_S
     reports = entry.role == "redis" or any(each.life in entry.lives for each in fleet)
     return entry.state if reports or is_new else SILENT
-
-
-def others_of(instance: Instance, fleet: Sequence[Process]) -> list[Process]:
-    """Those of the fleet that this instance does not supervise. The report of a process that has exited expires a
-    little later, so those of its former processes are left out."""
-    ours = {life for entry in instance.processes for life in entry.lives}
-    return [each for each in fleet if each.life not in ours]
 
 
 def row(entry: ProcessEntry) -> dict[str, Any]:
@@ -181,11 +175,9 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> None:
     """
     config, instance = where.config(), where.home().read()
     if role == "api":
-        from cli import ports  # noqa: PLC0415 - imports an event loop, which `ps` does without
-
         settings = config.section("api", ApiSettings)
-        host = ports.WILDCARDS.get(settings.host, settings.host)
-        address = urlsplit(instance.url if instance else ports.url_of(host, settings.port)).netloc
+        host = WILDCARDS.get(settings.host, settings.host)
+        address = urlsplit(instance.url if instance else url_of(host, settings.port)).netloc
         _probe_api(address, "/healthz" if alive else "/readyz")
         return
     from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for an API process

@@ -117,12 +117,13 @@ def test_children_read_what_was_merged(tmp_path: Path) -> None:
 def test_command_lines_of_the_roles(tmp_path: Path) -> None:
     """Each role is a module of its own, safe from folders of the same name, under its name in `ps`."""
     deployment, home = loaded(tmp_path, engine="sim"), DataDir(tmp_path)
-    api, worker = deployment.api_program(home, 1, [7, 8]), deployment.worker_program(home, "worker-2", "sim")
+    others = {each.id: each for each in deployment.programs(home, [7, 8])}
+    api, worker = others["api-1"], deployment.worker_program(home, "worker-2", "sim")
     begin, settings = (sys.executable, "-P", "-m"), ("--settings", str(home.settings))
     assert api.argv == (*begin, "api", *settings, "--id", "api-1", "--listen-fd", "7", "--listen-fd", "8")
     assert worker.argv == (*begin, "workers", *settings, "--id", "worker-2", "--model", "sim")
-    assert deployment.scheduler_program(home).argv == (*begin, "scheduler", *settings, "--id", "scheduler-1")
-    assert deployment.offline_program(home, 2).argv == (*begin, "offline", *settings, "--id", "offline-2")
+    assert others["scheduler-1"].argv == (*begin, "scheduler", *settings, "--id", "scheduler-1")
+    assert others["offline-1"].argv == (*begin, "offline", *settings, "--id", "offline-1") and len(others) == 3
     assert api.fds == (7, 8) and worker.grace_s > deployment.worker.drain_s
 
 

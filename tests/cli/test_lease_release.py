@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from cli.instance import ProcessEntry
-from cli.pool import LeaseRelease
-from cli.supervisor import Child, Program
+from cli.supervisor import Child, LeaseRelease, Program
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.reaper import Lapse, Reaper, Swept

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.pool import PoolSupervisor, follow
-from cli.supervisor import Program, Supervisor, allowed
+from cli.supervisor import PoolSupervisor, Program, Supervisor, allowed, follow
 from streaming.fleet.plans import Action, Lead, Plan, Plans, PoolKind, claim_lead
 from streaming.fleet.settings import ModelSettings, Resources
 from streaming.keys import fleet_key
@@ -127,7 +126,7 @@ async def test_a_stale_plan_is_not_followed(basin: Basin) -> None:
 
 async def test_plan_is_followed_at_once(basin: Basin, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change is heard, not waited for; a model without a plan, or whose pool is elsewhere, is left alone."""
-    monkeypatch.setattr("cli.pool.POLL_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("cli.supervisor.PLAN_INTERVAL_S", 3600.0)
     following = asyncio.create_task(follow([basin.a, basin.b], basin.plans, "up@here", print))
     lead = await basin.lead()
 
@@ -183,7 +182,7 @@ async def test_redis_down_changes_nothing(
     basin: Basin, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the plan cannot be read the pools stay, and the log says why."""
-    monkeypatch.setattr("cli.pool.POLL_INTERVAL_S", 0.0)
+    monkeypatch.setattr("cli.supervisor.PLAN_INTERVAL_S", 0.0)
     await basin.size(basin.a, 2)
     wire, told = RedisClient.open(RedisSettings(url="redis://127.0.0.1:1/0")), list[str]()
     following = asyncio.create_task(follow([basin.a], Plans(wire), "up@here", told.append))

@@ -6,18 +6,18 @@ import socket
 
 import pytest
 
-from cli import ports
+from cli.deployment import is_free, listening, next_free
 from cli.output import Problem, error_block
 from penstock import process
 
 
 def test_taken_port_is_told_with_a_way_out() -> None:
     """The next free port is proposed, in at most four lines."""
-    with ports.listen("127.0.0.1", 0) as (first,):
+    with listening("127.0.0.1", 0) as (first,):
         port = first.getsockname()[1]
-        with pytest.raises(Problem, match=f"port {port} is taken") as caught, ports.listen("127.0.0.1", port):
+        with pytest.raises(Problem, match=f"port {port} is taken") as caught, listening("127.0.0.1", port):
             pass
-        free = ports.next_free("127.0.0.1", port + 1)
+        free = next_free("127.0.0.1", port + 1)
     problem = caught.value
     assert problem.exit_code == 1
     assert len(error_block(problem)) <= 4
@@ -27,22 +27,22 @@ def test_taken_port_is_told_with_a_way_out() -> None:
 def test_unknown_host_is_a_problem() -> None:
     """A host that is none of this machine's is told, not thrown."""
     for host in ("192.0.2.1", "no-such-host.invalid"):
-        with pytest.raises(Problem, match="cannot listen"), ports.listen(host, 0):
+        with pytest.raises(Problem, match="cannot listen"), listening(host, 0):
             pass
 
 
 def test_localhost_is_both_loopbacks() -> None:
     """On one port; if another program has that port of one of them, its name would lead to that program."""
-    with ports.listen("localhost", 0) as listeners:
+    with listening("localhost", 0) as listeners:
         port = listeners[0].getsockname()[1]
         for host in ("127.0.0.1", "::1"):
             with socket.create_connection((host, port)):
                 pass
-        assert not ports.is_free("localhost", port) and not ports.is_free("::1", port)
+        assert not is_free("localhost", port) and not is_free("::1", port)
     for host in ("127.0.0.1", "::1"):
-        with ports.listen(host, 0) as (other,):
+        with listening(host, 0) as (other,):
             port = other.getsockname()[1]
-            with pytest.raises(Problem, match=f"port {port} is taken"), ports.listen("localhost", port):
+            with pytest.raises(Problem, match=f"port {port} is taken"), listening("localhost", port):
                 pass
 
 
@@ -53,8 +53,8 @@ def test_a_machine_may_lack_one_loopback(monkeypatch: pytest.MonkeyPatch) -> Non
             {"::1": "2001:db8::1", "127.0.0.1": "192.0.2.1"}[host] if host == missing else host
             for host in ("127.0.0.1", "::1")
         ))  # fmt: skip
-        with ports.listen("localhost", 0) as (listener,), socket.create_connection(listener.getsockname()[:2]):
+        with listening("localhost", 0) as (listener,), socket.create_connection(listener.getsockname()[:2]):
             pass
     monkeypatch.setattr(process, "LOCALHOST", ("192.0.2.1", "2001:db8::1"))
-    with pytest.raises(Problem, match="cannot listen"), ports.listen("localhost", 0):
+    with pytest.raises(Problem, match="cannot listen"), listening("localhost", 0):
         pass
