@@ -28,11 +28,10 @@ from api.stream.connection_guard import RESERVED_FILES, allowed_by
 from cli.deployment import Deployment, check_plugins, is_free, load_deployment, look, next_free, saved_deployment
 from cli.embedded import find_server
 from cli.instance import DataDir, Instance, remedy
-from cli.options import Where, command, config_option
+from cli.options import Where, command, completed, config_option
 from cli.output import Exit, ProgressLine, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
 from cli.registry import connected, place
-from cli.suggestions import completed
 from penstock.config import Config, ConfigError
 from penstock.text import counted
 from streaming.batches.file_store import FileStore

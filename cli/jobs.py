@@ -266,7 +266,7 @@ def stdin_text() -> str:
         raise Problem("stdin is no UTF-8 text", cause=cause, next_step="convert it first", code="usage") from None
 
 
-COLUMNS = ("id", "status", "lane", "model", "created_at", "took", "tokens", "prompt")
+COLUMNS = ("id", "tenant", "status", "lane", "model", "created_at", "took", "tokens", "prompt")
 STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
 WIDTH = 24
 """Characters of the longest bar."""
@@ -312,13 +312,7 @@ def ls(
     times = {name: moment(text, now) for name, text in (("since", since), ("until", until)) if text}
     path = "/admin/jobs" if tenant else "/v1/jobs"
     found = client.pages(path, limit, tenant=tenant, **equal, **times)
-
-    def shown() -> None:
-        rows = list(map(_row, found))
-        columns = COLUMNS if any(row["prompt"] for row in rows) else COLUMNS[:-1]
-        list_result((), ("id", "tenant", *columns[1:]) if tenant else columns, "no jobs", rows).show()
-
-    return CommandResult(map(timed, found), shown)
+    return list_result(map(timed, found), COLUMNS, "no jobs", map(_row, found))
 
 
 @command("show", jobs)

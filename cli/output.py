@@ -337,8 +337,14 @@ def print_json(value: Any) -> None:
     sys.stdout.write(visible(json.dumps(value, ensure_ascii=False)) + "\n")
 
 
+OPTIONAL = ("shape", "tenant", "prompt")
+"""Columns that are left out where no row has a value."""
+
+
 def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Print a list as a table of `columns`."""
+    rows = list(rows)
+    columns = [name for name in columns if name not in OPTIONAL or any(row.get(name) for row in rows)]
     print_table([name.upper().replace("_", " ") for name in columns], [_cells(row, columns) for row in rows])
 
 
@@ -416,7 +422,7 @@ def _timed(name: str, value: Any) -> Any:
 
 def note(text: str) -> None:
     """Print a message to stderr."""
-    from cli.suggestions import completed  # noqa: PLC0415 - click, which the supervisor does not need
+    from cli.options import completed  # noqa: PLC0415 - click, which the supervisor does not need
 
     lines = visible(completed(text)).split("\n")
     write_or_drop(sys.stderr, "".join(f"{part}\n" for line in lines for part in fitted(sys.stderr, line)))

@@ -28,14 +28,14 @@ from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, P
 
 STORE_TIMEOUT_S = 2.0
 ORDER = ("redis", "api", "worker", "scheduler", "offline")
-FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "used", "reserved")
+FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "shape", "used", "reserved")
 FLEET_FIELDS = ("role", "id", "pid", "state", "since", "model", "shape", "host", "slots", "running", "reserved")
 SERVER_AWAY = "server away"
 """Shown as the state of a worker that is ready, and none of whose servers is there."""
 NO_STORE, UNREACHABLE_STORE, SILENT = "no store", "no answer", "silent"
 """Shown as the state of a process that is ready while the store does not answer, of the store itself, and of a process
 whose reports have stopped, as if it hung."""
-COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model")
+COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model", "shape")
 
 
 @command("ps")
@@ -72,10 +72,7 @@ def ps(where: Where, as_json: bool) -> None:
 
 
 def _print(rows: list[dict[str, Any]], names: Sequence[str], *, as_json: bool) -> None:
-    """Print the processes: a table of these columns, with "shape" if any process has one."""
-    if any(each["shape"] for each in rows):
-        place = names.index("model") + 1
-        names = (*names[:place], "shape", *names[place:])
+    """Print the processes: a table of these columns."""
     shown = []
     for each in rows:
         state = SERVER_AWAY if each["away"] and each["state"] == "ready" else each["state"]

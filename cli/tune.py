@@ -97,10 +97,6 @@ Told: TypeAlias = Callable[[int, int], None]
 """Called with the number of answers so far, and of all."""
 
 
-def untold(_: int, __: int) -> None:
-    """Tells nobody."""
-
-
 class LoadSource:
     """Requests of one length mix to one server. Each prompt begins differently, so that no cached prefix answers it."""
 
@@ -126,7 +122,7 @@ class LoadSource:
         check(found)
         return found.latency_s
 
-    async def level(self, level: tuning.SweepLevel, told: Told = untold) -> tuning.LevelReading:
+    async def level(self, level: tuning.SweepLevel, told: Told = lambda _so_far, _all: None) -> tuning.LevelReading:
         """So many clients, each asking again as soon as it is answered."""
         bodies = self._prompts.bodies(level.requests, self._fields)
         before, answered = self.meter.read(), count(1)
@@ -137,7 +133,7 @@ class LoadSource:
         reading = _reading(level.clients, found.asked, found.answers, found.seconds)
         return replace(reading, joules=used(before, self.meter.read()))
 
-    async def at_rate(self, rate: float, requests: int, told: Told = untold) -> tuning.LevelReading:
+    async def at_rate(self, rate: float, requests: int, told: Told = lambda _so_far, _all: None) -> tuning.LevelReading:
         """Requests with exponential gaps, whether or not earlier ones are answered."""
         open_, idle, answers = 0, list[HttpConnection](), list[TimedAnswer]()
         due = began = time.monotonic()

@@ -38,10 +38,9 @@ from cli.deployment import (
 )
 from cli.embedded import machine_memory, start_embedded
 from cli.instance import WILDCARDS, DataDir, Instance, UpSettings, problem_of, url_of
-from cli.options import Command, config_option, redis_url_option
+from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
 from cli.output import ERROR_INDENT, Exit, Problem, ProgressLine, error_block, note, write_or_drop
 from cli.registry import connected, place, unreachable
-from cli.suggestions import completed, own_command, short_path
 from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Supervisor, follow
 from penstock import __version__
 from penstock.config import ENGINES, FLAGS, ConfigError
