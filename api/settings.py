@@ -41,7 +41,7 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     cannot ask for more than 1,024."""
     keep_alive_s: Annotated[float, msgspec.Meta(gt=0, le=20)] = 10.0
     """Idle time after which a stream gets a comment, so that no proxy closes it. Clients take a stream that is silent
-    for 45 s for broken (penstock/client_protocol.py)."""
+    for 45 s for broken (penstock/client.py)."""
     wait_s: Annotated[float, msgspec.Meta(gt=0)] = 600.0
     """How long a call that does not stream is held open; then 504 with the job's id, and the job goes on."""
     send_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0

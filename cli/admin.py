@@ -219,7 +219,7 @@ def console(client: Client, no_browser: bool) -> CommandResult:
     return CommandResult({"url": url, "expires_at": link["expires_at"]}, show)
 
 
-COLUMNS = ("model", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")
+COLUMNS = ("model", "shape", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")
 ACTIONS = ("at", "epoch", "model", "action", "what", "by", "reason")
 for_option = click.option("--for", "hold_s", type=Period(), help="For so long (90s, 10m, 2h, 1d) [until resumed].")
 
@@ -323,9 +323,7 @@ def _pool(pool: dict[str, Any]) -> CommandResult:
 
 def _table(pools: Sequence[dict[str, Any]]) -> None:
     """One row per model, followed by one for each of its shapes."""
-    rows = [row for pool in pools for row in (_row(pool), *_shapes(pool))]
-    shaped = any(pool.get("shapes") for pool in pools)
-    print_rows(rows, (*COLUMNS[:1], "shape", *COLUMNS[1:]) if shaped else COLUMNS)
+    print_rows([row for pool in pools for row in (_row(pool), *_shapes(pool))], COLUMNS)
 
 
 def _shapes(pool: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,6 @@ import csv
 import hashlib
 import json
 import math
-import os
 import re
 import secrets
 import sys
@@ -232,7 +231,7 @@ class BatchRun:
     def start(self) -> dict[str, Any]:
         """Run to the end and return the batch's final state. Ctrl-C stops watching, not the batch."""
         self._check_paths()
-        with ProgressLine(sys.stderr, os.environ) as progress:
+        with ProgressLine() as progress:
             batch, begun = self._batch(progress)
             try:
                 while batch["status"] not in FINAL:
@@ -419,7 +418,7 @@ def ls(client: Client, limit: int) -> CommandResult:
       penstock batch ls
       penstock batch ls --limit 100 --json
     """
-    found = client.pages("/v1/batches", limit, "after", "last_id")
+    found = client.pages("/v1/batches", limit)
     return list_result(map(timed, found), COLUMNS, "no batches", map(_row, found))
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import uuid
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
 
 from cli.client import Client
-from cli.jobs import AnswerPrinter, interruption, print_answer, stdin_text
+from cli.jobs import AnswerPrinter, interruption, stdin_text
 from cli.options import command
 from cli.output import Leaving, Problem, ProgressLine, complain, ended_by_signals, explaining, note
 from penstock.client import StreamEvent
@@ -30,15 +28,15 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
     The job is cancelled when its reader leaves: with Ctrl-C, or by closing the terminal or the pipe.
     """
     body = {**options, "messages": turns, "queue": {"priority": "interactive"}}
-    with ended_by_signals(), ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
+    with ended_by_signals(), ProgressLine(quiet=not sys.stderr.isatty()) as progress:
         progress.phase("waiting for the first token")
         progress.explain(lambda: client.worker_problem(options["model"]))
         printer = _ChatPrinter(progress)
-        client.on_retry(partial(printer.waiting, say=progress.say))
+        client.on_retry(printer.waiting)
         key, job_id = uuid.uuid4().hex, ""
         try:
             job_id = client.submit(body, key)["id"]
-            print_answer(client, job_id, printer)
+            printer.print(client, job_id)
         except (KeyboardInterrupt, BrokenPipeError):
             progress.end()
             with suppress(Problem):
@@ -53,14 +51,14 @@ class _ChatPrinter(AnswerPrinter):
     """Prints an answer, and beside it that its worker is lost and who goes on."""
 
     def __init__(self, progress: ProgressLine) -> None:
-        super().__init__()
+        super().__init__(progress.say)
         self._progress = progress
 
     def take(self, event: StreamEvent) -> None:
         if event.text:
             self._progress.end()
         if words := interruption(event):
-            self.aside(f"({words})", self._progress.say)
+            self.aside(f"({words})")
         super().take(event)
 
 
@@ -222,7 +220,7 @@ def _question(message: str | None) -> str:
     said = "" if message in (None, "-") else message or ""
     piped = ""
     if sys.stdin is not None and (message == "-" or not sys.stdin.isatty()):
-        with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
+        with ProgressLine(quiet=not sys.stderr.isatty()) as progress:
             progress.phase("" if sys.stdin.isatty() else "reading stdin to its end")
             piped = stdin_text()
     question = "\n\n".join(part for part in (said, piped) if part.strip())

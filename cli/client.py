@@ -20,8 +20,19 @@ from api.settings import ApiSettings
 from cli.instance import DataDir
 from cli.options import F, Where
 from cli.output import Exit, Problem, note
-from penstock.client import ApiRefusal, InvalidAddress, NoAnswer, Pause, PenstockClient, StreamEvent
-from penstock.client_protocol import EMPTY, EventsUnreadable, InvalidRequest, refusal_of, without_login
+from penstock.client import (
+    EMPTY,
+    ApiRefusal,
+    EventsUnreadable,
+    InvalidAddress,
+    InvalidRequest,
+    NoAnswer,
+    Pause,
+    PenstockClient,
+    StreamEvent,
+    refusal_of,
+    without_login,
+)
 from penstock.text import read_text
 
 KEY = "PENSTOCK_API_KEY"
@@ -133,21 +144,15 @@ class Client:
         query = urlencode({name: value for name, value in params.items() if value is not None})
         return self._json("GET", f"{path}?{query}" if query else path, patient=patient)
 
-    def pages(self, path: str, limit: int, after: str, following: str, **params: Any) -> Iterator[dict[str, Any]]:
-        """Yield up to `limit` objects of a list, fetching pages as needed.
-
-        Args:
-            after: the parameter that asks for the next page.
-            following: the field of a page that holds its value.
-        """
-        place: Any = None
+    def pages(self, path: str, limit: int, **params: Any) -> Iterator[dict[str, Any]]:
+        """Yield up to `limit` objects of a list, fetching pages as needed."""
         while limit > 0:
-            page = self.get(path, **params, **{after: place}, limit=min(limit, PAGE))
+            page = self.get(path, **params, limit=min(limit, PAGE))
             yield from page["data"][:limit]
             limit -= len(page["data"])
-            place = page[following]
-            if not page["has_more"] or place is None:
+            if not page["has_more"]:
                 return
+            params |= {"cursor": page["next_cursor"]} if "next_cursor" in page else {"after": page["last_id"]}
 
     def submit(self, body: Mapping[str, Any], idempotency_key: str = "") -> dict[str, Any]:
         """Put a job in the queue, once however often it must be sent."""
@@ -156,12 +161,12 @@ class Client:
 
     def wait(self, job_id: str, timeout_s: float) -> dict[str, Any]:
         """Return the job once it has completed. Raises JobFailed, WaitTimeout."""
-        with self._explained():
+        with self._explained(job_id=job_id):
             return self._api.wait(job_id, timeout_s)
 
     def stream(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
         """Yield a job's events after a cursor to its end. Raises JobFailed, StreamReset."""
-        with self._explained():
+        with self._explained(job_id=job_id):
             yield from self._api.stream(job_id, after)
 
     def post(self, path: str, body: Mapping[str, Any], **headers: str) -> dict[str, Any]:
@@ -196,13 +201,11 @@ class Client:
     @contextmanager
     def _streamed(self, method: str, path: str, **options: Any) -> Iterator[httpx2.Response]:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
+        timeout, url = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S), self._api.url + path
         try:
             with (
                 self._explained(),
-                self._api.http.stream(
-                    method, self._api.url + path, headers=headers, timeout=timeout, **options
-                ) as response,
+                self._api.http.stream(method, url, headers=headers, timeout=timeout, **options) as response,
             ):
                 if response.status_code >= 400:
                     raise refusal_of(response.status_code, response.read(), response.headers.get("x-request-id", ""))
@@ -220,11 +223,12 @@ class Client:
             return self._api.request(method, path, body, headers, tries_again=patient)
 
     @contextmanager
-    def _explained(self, path: str = "") -> Iterator[None]:
+    def _explained(self, path: str = "", job_id: str = "") -> Iterator[None]:
+        """Raises Problem for what is wrong in the block. `job_id`: the job that goes on without it."""
         try:
             yield
         except NoAnswer as error:
-            raise _no_penstock(error.url, error.cause) from None
+            raise _no_penstock(error.url, error.cause, job_id) from None
         except ApiRefusal as error:
             exit_code = Exit.FORBIDDEN if error.status in (401, 403) else Exit.FAILED
             more = {"next_step": self._next_step(error.code, path), "request_id": error.request_id}
@@ -248,8 +252,11 @@ class Client:
         return NEXT_STEPS.get(code, "")
 
 
-def _no_penstock(url: str, cause: str) -> Problem:
-    what, next_step = f"no penstock answers at {without_login(url)}", "penstock up, or say where: --url or --data-dir"
+def _no_penstock(url: str, cause: str, job_id: str = "") -> Problem:
+    next_step = "penstock up, or say where: --url or --data-dir"
+    if job_id:
+        next_step = f"the job goes on: penstock jobs result {job_id}"
+    what = f"no penstock answers at {without_login(url)}"
     return Problem(what, cause=cause, next_step=next_step, code="unreachable")
 
 
@@ -291,22 +298,21 @@ MAX_NAMED = 5
 
 
 class Listing(NamedTuple):
-    """The list that has all ids of one kind. `front` is the word that they begin with; `after` and `following` name the
-    parameter and the field of its pages; `other` is a field whose ids are taken, too."""
+    """The list that has all ids of one kind. `front` is the word that they begin with; `other` is a field whose ids are
+    taken, too; one that is not `whole` has only the newest PAGE."""
 
     path: str
     noun: str
     front: str = ""
-    after: str = ""
-    following: str = ""
     other: str = ""
+    whole: bool = True
 
 
 LISTINGS = {
-    "job_id": Listing("/v1/jobs", "job", "job_", "cursor", "next_cursor"),
-    "batch_id": Listing("/v1/batches", "batch", "batch_", "after", "last_id"),
-    "letter_id": Listing("/admin/dlq", "dead letter", other="job_id"),
-    "message_id": Listing("/admin/webhooks", "webhook message", "msg_"),
+    "job_id": Listing("/v1/jobs", "job", "job_"),
+    "batch_id": Listing("/v1/batches", "batch", "batch_"),
+    "letter_id": Listing("/admin/dlq", "dead letter", other="job_id", whole=False),
+    "message_id": Listing("/admin/webhooks", "webhook message", "msg_", whole=False),
 }
 """By the name of a command's argument."""
 
@@ -323,8 +329,8 @@ def whole_id(client: Client, argument: str, given: str) -> str:
         raise Problem(what, next_step="give more digits: at least four", code="ambiguous_id")
     if not BEGINNING.fullmatch(given):
         return given
-    if listing.after:
-        rows = list(client.pages(listing.path, sys.maxsize, listing.after, listing.following))
+    if listing.whole:
+        rows = list(client.pages(listing.path, sys.maxsize))
     elif len(rows := client.get(listing.path, limit=PAGE)["data"]) == PAGE:
         cause = f"the server lists only the newest {PAGE}"
         next_step = "give the whole id; a pipe or --json of `ls` shows it"

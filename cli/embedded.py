@@ -86,15 +86,12 @@ class Embedded:
     def url(self) -> str:
         return f"unix://:{self.password}@{quote(str(self.socket))}"
 
-    @property
-    def argv(self) -> tuple[str, ...]:
-        """The command line, to be run in its folder. The server exits when the process that started it does."""
-        return (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), str(self.server), f"./{CONFIG}")
-
     def program(self, log: Path) -> Program:
-        """The program of the process supervisor."""
+        """The program of the process supervisor, run in its folder. The server exits when the process that started it
+        does."""
+        tethered = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), str(self.server), f"./{CONFIG}")
         env, cwd, probe = dict(os.environ), self.folder, self.probe
-        return Program(role="redis", id="redis-1", argv=self.argv, log=log, env=env, cwd=cwd, probe=probe)
+        return Program(role="redis", id="redis-1", argv=tethered, log=log, env=env, cwd=cwd, probe=probe)
 
     async def probe(self) -> str:
         """The server's state: "ready", "loading" (it reads its file) or "starting"."""

@@ -254,6 +254,15 @@ def _unwritable(path: Path, error: OSError) -> Problem:
     return Problem(f"cannot write to {path}", cause=error.strerror or str(error), next_step=fix, code="data_folder")
 
 
+WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
+"""Wildcard addresses to listen on, and the address to connect to instead."""
+
+
+def url_of(host: str, port: int) -> str:
+    """The URL of a server at this host, which may be an IPv6 address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [up]."""
 

@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import click
@@ -25,6 +22,7 @@ from cli.output import (
     Exit,
     Problem,
     ProgressLine,
+    StreamWrapper,
     emit,
     fields_result,
     line_result,
@@ -34,7 +32,6 @@ from cli.output import (
     print_rows,
     print_table,
     rfc3339,
-    stdout_wrapper,
     timed,
     visible,
 )
@@ -43,21 +40,14 @@ from penstock.text import duration, fault_of
 from streaming.order import Priority
 from telemetry.latency import EGRESS_FIRST, PARTS
 
-Job = Mapping[str, Any]
-
 OUTCOMES = {
-    "lost": "its worker died",
-    "handed_back": "its worker was stopped",
-    "returned": "its server was away",
-    "preempted": "made room for a higher lane",
+    "lost": ("its worker died", "{} was lost"),
+    "handed_back": ("its worker was stopped", "{} was stopped"),
+    "returned": ("its server was away", "the server of {} was away"),
+    "preempted": ("made room for a higher lane", "{} made room for a higher lane"),
 }
-"""What became of an attempt, in words; any other outcome is the state in which it ended the job."""
-INTERRUPTIONS = {
-    "handed_back": "{} was stopped",
-    "returned": "the server of {} was away",
-    "preempted": "{} made room for a higher lane",
-}
-"""The same, of a worker; any other outcome is its loss."""
+"""What became of an attempt, and what of its worker, in words. Any other outcome is the state in which it ended the
+job."""
 
 
 def print_attempts(job: dict[str, Any]) -> None:
@@ -66,7 +56,7 @@ def print_attempts(job: dict[str, Any]) -> None:
     for each in attempts:
         began, ended, outcome = each["started_at"], each["ended_at"], each["outcome"] or "running"
         started, seconds = began and rfc3339(began), f"{ended - began:.1f}" if began and ended else None
-        rows.append(each | {"started": started, "seconds": seconds, "outcome": OUTCOMES.get(outcome, outcome)})
+        rows.append(each | {"started": started, "seconds": seconds, "outcome": OUTCOMES.get(outcome, (outcome,))[0]})
     if rows:
         emit("\n")
         print_rows(rows, ("worker", "started", "seconds", "tokens", "outcome"))
@@ -104,7 +94,7 @@ def _one_text(text: str, calls: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*filter(None, [text]), *(f"{call['name']}({call['arguments']})" for call in calls)])
 
 
-def ended_badly(job: Job) -> Problem:
+def ended_badly(job: Mapping[str, Any]) -> Problem:
     """The error for a job that ended in any state but completed."""
     error = job.get("error") or {}
     what, next_step = f"the job ended as {job['status']}", f"penstock jobs show {job['id']}"
@@ -117,7 +107,7 @@ def interruption(event: StreamEvent) -> str:
     before = event.data if event.name == "interrupted" else event.data.get("previous")
     if event.name not in ("interrupted", "started") or not before:
         return ""
-    ended = INTERRUPTIONS.get(before["outcome"], "{} was lost").format(before["worker"])
+    ended = OUTCOMES.get(before["outcome"], OUTCOMES["lost"])[1].format(before["worker"])
     if event.name == "interrupted":
         return f"{ended}; waiting for a worker to continue"
     verb, worker = "continued" if event.data["attempt"] > 1 else "begun again", event.data["worker"]
@@ -127,13 +117,12 @@ def interruption(event: StreamEvent) -> str:
 
 
 class AnswerPrinter:
-    """Prints an answer to stdout as it comes: the first choice live, all others behind it, as `answer_of` has them."""
+    """Prints an answer to stdout as it comes: the first choice live, all others behind it, as `answer_of` has them.
+    What is beside the answer goes to `say`."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], object] = note) -> None:
         self.texts: defaultdict[int, list[str]] = defaultdict(list)
-        self._waits = False
-        self._wrapper = stdout_wrapper() if sys.stdout.isatty() else None
-        """None unless stdout is a terminal: every byte then stays as it is."""
+        self._say, self._waits, self._wrapper = say, False, StreamWrapper()
 
     @property
     def text(self) -> str:
@@ -145,95 +134,68 @@ class AnswerPrinter:
         if event.text:
             self.texts[event.choice].append(event.text)
         if event.text and not event.choice:
-            self._show(event.text)
-            sys.stdout.flush()
+            self._wrapper.feed(visible(event.text))
         elif event.name in FINAL:
             for choice, parts in sorted(self.texts.items()):
-                self._show("\n\n" + "".join(parts) if choice else "")
-            self.flush()
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-            if "length" in event.data.get("finish_reasons", ()):
-                note("(cut at --max-tokens)")
-
-    def flush(self) -> None:
-        """Show what is held back until its word is complete."""
-        if self._wrapper is not None:
+                self._wrapper.feed(visible("\n\n" + "".join(parts)) if choice else "")
             self._wrapper.flush()
-            sys.stdout.flush()
-
-    def _show(self, text: str) -> None:
-        if self._wrapper is not None:
-            self._wrapper.feed(visible(text))
-        else:
-            emit(text)
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+        if event.name in FINAL and "length" in event.data.get("finish_reasons", ()):
+            note("(cut at --max-tokens)")
 
     def begin_again(self, reset: StreamReset) -> None:
         """Another text follows. Raises Problem if the first one stands where nobody can tell them apart."""
-        if self.text and not sys.stdout.isatty():
+        self._wrapper.flush()
+        if self.text and not self._wrapper.wraps:
             sys.stdout.write("\n")
             what = "the answer was cut off"
             cause = "the store lost part of it, and it was written again from its beginning"
             raise Problem(what, cause=cause, next_step=f"penstock jobs result {reset.job_id}", code="stream_reset")
         if self.text:
-            self.flush()
             note("\n(the answer begins again)")
         self.texts.clear()
-        self._wrapper = stdout_wrapper() if self._wrapper is not None else None
+        self._wrapper = StreamWrapper()
 
-    def aside(self, words: str, say: Callable[[str], object] = note) -> None:
+    def aside(self, words: str) -> None:
         """Say something beside the answer, on a terminal in a line of its own."""
-        if self._wrapper is not None:
-            self._wrapper.begin_line()
-        say(("\n" if self.text and self._wrapper is not None else "") + words)
+        self._wrapper.begin_line()
+        self._say(("\n" if self.text and self._wrapper.wraps else "") + words)
 
-    def waiting(self, pause: Pause, say: Callable[[str], object] = note) -> None:
+    def waiting(self, pause: Pause) -> None:
         """Say once, in one line, that there is a wait for the server."""
         if not self._waits:
             self._waits = True
             cause = pause.cause if pause.status else f"the connection to {pause.url} broke"
-            self.aside(f"({cause.removesuffix('.')}; trying again)", say)
+            self.aside(f"({cause.removesuffix('.')}; trying again)")
 
-
-def print_answer(client: Client, job_id: str, printer: AnswerPrinter, after: str = "") -> None:
-    """Print a job's answer to its end. Raises Problem."""
-    while True:
-        try:
-            with _naming_job(job_id):
+    def print(self, client: Client, job_id: str, after: str = "") -> None:
+        """Print what it makes of a job's events from `after` on, to the end. Raises Problem."""
+        client.on_retry(self.waiting)
+        while True:
+            try:
                 for event in client.stream(job_id, after):
                     after = event.id
-                    printer.take(event)
-        except StreamReset as reset:
-            printer.begin_again(reset)
-            after = reset.cursor
-        except JobFailed as failed:
-            raise ended_badly(failed.job) from None
-        else:
-            return
-        finally:
-            printer.flush()  # also of an answer that is interrupted
+                    self.take(event)
+            except StreamReset as reset:
+                self.begin_again(reset)
+                after = reset.cursor
+            except JobFailed as failed:
+                raise ended_badly(failed.job) from None
+            else:
+                return
+            finally:
+                self._wrapper.flush()  # also of an answer that is interrupted
+                sys.stdout.flush()
 
-
-@contextmanager
-def _naming_job(job_id: str) -> Iterator[None]:
-    """If no server answers any more, name the command that prints the job's answer later."""
-    try:
-        yield
-    except Problem as problem:
-        if problem.exit_code == Exit.UNREACHABLE:
-            problem.next_step = f"the job goes on: penstock jobs result {job_id}"
-        raise
-
-
-def follow(client: Client, job_id: str, printer: AnswerPrinter, after: str = "") -> int:
-    """Print what the printer makes of a job's events from `after` on. Ctrl-C stops watching, not the job."""
-    client.on_retry(printer.waiting)
-    try:
-        print_answer(client, job_id, printer, after)
-    except KeyboardInterrupt:
-        note(f"\nnot watching any more; the job goes on: penstock jobs events {job_id}")
-        return Exit.INTERRUPTED
-    return Exit.DONE
+    def follow(self, client: Client, job_id: str, after: str = "") -> int:
+        """As `print`, but Ctrl-C stops watching, not the job."""
+        try:
+            self.print(client, job_id, after)
+        except KeyboardInterrupt:
+            note(f"\nnot watching any more; the job goes on: penstock jobs events {job_id}")
+            return Exit.INTERRUPTED
+        return Exit.DONE
 
 
 class EventPrinter(AnswerPrinter):
@@ -246,7 +208,7 @@ class EventPrinter(AnswerPrinter):
     def begin_again(self, reset: StreamReset) -> None:
         self.take(reset.event)
 
-    def waiting(self, pause: Pause, say: Callable[[str], object] = note) -> None:
+    def waiting(self, pause: Pause) -> None:
         pass
 
 
@@ -304,7 +266,7 @@ def stdin_text() -> str:
         raise Problem("stdin is no UTF-8 text", cause=cause, next_step="convert it first", code="usage") from None
 
 
-COLUMNS = ("id", "status", "lane", "model", "created_at", "took", "tokens", "prompt")
+COLUMNS = ("id", "tenant", "status", "lane", "model", "created_at", "took", "tokens", "prompt")
 STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
 WIDTH = 24
 """Characters of the longest bar."""
@@ -349,14 +311,8 @@ def ls(
     now = time.time()
     times = {name: moment(text, now) for name, text in (("since", since), ("until", until)) if text}
     path = "/admin/jobs" if tenant else "/v1/jobs"
-    found = client.pages(path, limit, "cursor", "next_cursor", tenant=tenant, **equal, **times)
-
-    def shown() -> None:
-        rows = list(map(_row, found))
-        columns = COLUMNS if any(row["prompt"] for row in rows) else COLUMNS[:-1]
-        list_result((), ("id", "tenant", *columns[1:]) if tenant else columns, "no jobs", rows).show()
-
-    return CommandResult(map(timed, found), shown)
+    found = client.pages(path, limit, tenant=tenant, **equal, **times)
+    return list_result(map(timed, found), COLUMNS, "no jobs", map(_row, found))
 
 
 @command("show", jobs)
@@ -412,7 +368,7 @@ def events(client: Client, job_id: str, after: str, as_json: bool) -> int:
       penstock jobs events job_0074d316
       penstock jobs events job_0074d316 --after 1:131:fd1fa10b0c19-1 --json
     """
-    return follow(client, job_id, EventPrinter() if as_json else TokenPrinter(), after)
+    return (EventPrinter() if as_json else TokenPrinter()).follow(client, job_id, after)
 
 
 @command("watch", jobs)
@@ -424,7 +380,7 @@ def watch(client: Client, job_id: str, as_json: bool) -> int:
       penstock jobs watch job_0074d316
       penstock jobs watch job_0074d316 --json
     """
-    return follow(client, job_id, ChangePrinter(client, job_id, as_json=as_json))
+    return ChangePrinter(client, job_id, as_json=as_json).follow(client, job_id)
 
 
 @command("timing", jobs)
@@ -545,7 +501,7 @@ def submit(client: Client, text: str, wait: float | None, following: bool, as_js
     job = client.submit(body, key or "")
     if following:
         note(f"job {job['id']}")
-        return follow(client, job["id"], EventPrinter() if as_json else TokenPrinter())
+        return (EventPrinter() if as_json else TokenPrinter()).follow(client, job["id"])
     if wait is None:
         line_result(timed(job), job["id"]).print(as_json=as_json)
         return Exit.DONE
@@ -553,14 +509,13 @@ def submit(client: Client, text: str, wait: float | None, following: bool, as_js
 
 
 def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool) -> int:
-    with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+    with ProgressLine(quiet=as_json or not sys.stderr.isatty()) as progress:
         if not as_json:
-            client.on_retry(partial(AnswerPrinter().waiting, say=progress.say))
+            client.on_retry(AnswerPrinter(progress.say).waiting)
         progress.phase(f"waiting for {job['id']}")
         progress.explain(lambda: client.worker_problem(job["model"]))
         try:
-            with _naming_job(job["id"]):
-                ended = client.wait(job["id"], seconds)
+            ended = client.wait(job["id"], seconds)
         except KeyboardInterrupt:
             progress.end()
             note(f"\nnot waiting any more; the job goes on: penstock jobs result {job['id']}")

@@ -155,14 +155,10 @@ def logs(
     return Exit.DONE
 
 
-def _paths(folder: Path) -> list[Path]:
-    """The newest log of each process."""
-    return [folder / f"{name}.log" for name in sorted({process_of(path) for path in folder.glob("*.log*")})]
-
-
 def merged(folder: Path, files: dict[Path, LogFile], filters: Filters) -> Iterator[LogLine]:
     """Merge what is new in all files, by time. Each file is in that order already, nearly."""
-    for path in _paths(folder):
+    for name in sorted({process_of(path) for path in folder.glob("*.log*")}):
+        path = folder / f"{name}.log"
         files.setdefault(path, LogFile(path))
     return heapq.merge(*(file.lines(filters) for file in files.values()), key=attrgetter("time"))
 

@@ -53,43 +53,42 @@ TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 
 
-def table_lines(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, width: float, colour: bool, now: float
-) -> list[str]:
-    """The lines of a table that is at most `width` columns wide, for people: with short ids and relative times.
-    Columns without room stand below their row. For a pipe, whose width is infinite, every cell stays as it is.
-
-    Args:
-        now: Unix time that times are relative to.
-    """
-    names = [title.lower().replace(" ", "_") for title in header]
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table. On a terminal it has at most its width, short ids and relative times, and columns without room
+    stand below their row; elsewhere every cell stays as it is. Colour is a matter of its own."""
+    titles, *cells_of = [[visible(cell) for cell in row] for row in (header, *rows)]
+    names = [title.lower().replace(" ", "_") for title in titles]
+    width = terminal_width(sys.stdout) if sys.stdout.isatty() else math.inf
     if width < math.inf:
-        header = ["WHEN" if title == "AT" else title.removesuffix(" AT") for title in header]
-        rows = [[_shown(name, cell, now) for name, cell in zip(names, row, strict=True)] for row in rows]
+        now = time.time()
+        titles = ["WHEN" if title == "AT" else title.removesuffix(" AT") for title in titles]
+        cells_of = [[_shown(name, cell, now) for name, cell in zip(names, row, strict=True)] for row in cells_of]
     widths = [
-        max(cells(line) for cell in column for line in cell.split("\n")) for column in zip(header, *rows, strict=True)
+        max(cells(line) for cell in column for line in cell.split("\n"))
+        for column in zip(titles, *cells_of, strict=True)
     ]
-    places = _fit(names, header, widths, width)
+    places = _fit(names, titles, widths, width)
+    below = [place for place in range(len(names)) if place not in places]
+    colour = styled(sys.stdout, os.environ)
 
-    def row_lines(row: Sequence[str], *, colour: bool) -> Iterator[str]:
+    def row_lines(row: Sequence[str], *, painted: bool) -> Iterator[str]:
         """One row; its cells may have several lines."""
         columns = [_cell_lines(names[place], row[place], widths[place]) for place in places]
         for parts in itertools.zip_longest(*columns, fillvalue=""):
             line = ""
             for place, text in zip(places, parts, strict=True):
-                line += painted(names[place], text, row[0]) if colour else text
+                line += _painted(names[place], text, row[0]) if painted else text
                 line += " " * (widths[place] - cells(text)) + GAP
             yield line.rstrip()
 
-    lines = [f"\x1b[1m{line}\x1b[0m" if colour else line for line in row_lines(header, colour=False)]
-    for row in rows:
-        lines += row_lines(row, colour=colour)
-        below = [place for place in range(len(names)) if place not in places and row[place] != "-"]
-        said = [f"{header[place].lower()}: {row[place]}" for place in below if names[place] in TEXTS]
-        figures = GAP.join(f"{header[place].lower()}: {row[place]}" for place in below if names[place] not in TEXTS)
-        for text in filter(None, (figures, *said)):
+    lines = [f"\x1b[1m{line}\x1b[0m" if colour else line for line in row_lines(titles, painted=False)]
+    for row in cells_of:
+        lines += row_lines(row, painted=colour)
+        said = {place: f"{titles[place].lower()}: {row[place]}" for place in below if row[place] != "-"}
+        figures = GAP.join(text for place, text in said.items() if names[place] not in TEXTS)
+        for text in filter(None, (figures, *(said[place] for place in said if names[place] in TEXTS))):
             lines += wrapped(GAP + " ".join(text.split("\n")), int(width), BELOW, whole_words=False)
-    return lines
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def shorten_ids(text: str) -> str:
@@ -97,19 +96,19 @@ def shorten_ids(text: str) -> str:
     return ID.sub(r"\1", text)
 
 
-def ago(seconds: float) -> str:
+def _ago(seconds: float) -> str:
     """A duration in its largest unit, as time past; as time to come if it is negative."""
     whole = round(abs(seconds))
     size, unit = next(((size, unit) for size, unit in UNITS if whole >= size), (1, "s"))
-    words = f"{whole // size}{unit}"
-    return f"in {words}" if seconds <= -1 else f"{words} ago"
+    return f"in {whole // size}{unit}" if seconds <= -1 else f"{whole // size}{unit} ago"
 
 
-def size(count: int) -> str:
+def _size(count: int) -> str:
     """A number of bytes with three digits at most: 999, 1.5k, 268M."""
-    amount, units = float(count), iter("kMGTP")
-    unit = ""
-    while amount >= 999.5 and (following := next(units, "")):
+    amount, unit = float(count), ""
+    for following in "kMGTP":
+        if amount < 999.5:
+            break
         amount, unit = amount / 1000, following
     return f"{amount:.1f}{unit}" if unit and amount < 9.95 else f"{amount:.0f}{unit}"
 
@@ -156,7 +155,7 @@ def _fit(names: Sequence[str], titles: Sequence[str], widths: list[int], width: 
     return places
 
 
-def painted(name: str, text: str, first: str) -> str:
+def _painted(name: str, text: str, first: str) -> str:
     """A cell of the column `name`, in the colour of its state if it is one; `first` is the first cell of its row."""
     is_state = name in STATES or (name == "value" and first in STATES)
     paint = COLOURS.get(text.partition(" (")[0], 0) if is_state else 0
@@ -172,9 +171,9 @@ def _cell_lines(name: str, cell: str, width: int) -> list[str]:
 
 def _shown(name: str, cell: str, now: float) -> str:
     if TIME.fullmatch(cell) and name != "value":
-        return ago(now - datetime.fromisoformat(cell).timestamp())
+        return _ago(now - datetime.fromisoformat(cell).timestamp())
     if name.endswith("_bytes"):
-        return "/".join(size(int(part)) if part.isdecimal() else part for part in cell.split("/"))
+        return "/".join(_size(int(part)) if part.isdecimal() else part for part in cell.split("/"))
     return (cell if name == "value" else shorten_ids(cell)).expandtabs()
 
 
@@ -199,39 +198,42 @@ def wrapped(text: str, width: int, indent: int = 0, *, whole_words: bool = True)
 
 
 class StreamWrapper:
-    """Word wrapper of one streamed text: holds a word back until its end is there. `write` gets what may be shown now;
-    `width` tells the terminal's columns, which may change. The caller adds colours and escapes control characters."""
+    """Writes a streamed text to stdout. On a terminal it ends lines between words: it holds a word back until its end
+    is there. The caller adds colours and escapes control characters."""
 
-    def __init__(self, write: Callable[[str], object], width: Callable[[], int]) -> None:
-        self._write, self._width = write, width
+    def __init__(self) -> None:
+        self.wraps = sys.stdout.isatty()
         self._held = ""
         """The blanks before a word, and the word as far as it is there."""
         self._column = 0
 
     def feed(self, text: str) -> None:
         """Take a piece, and write what is complete."""
+        if not self.wraps:
+            sys.stdout.write(text)
+            return
         for char in text:
             if char == "\n":
                 self.begin_line()
-                self._write("\n")
+                sys.stdout.write("\n")
                 continue
             if char.isspace() and self._held.strip():
                 self.flush()
             self._held += char
             # A wide character may stand at the end of a line, and a word without room is broken by the terminal.
-            if cells(char) > 1 or cells(self._held) >= self._width():
+            if cells(char) > 1 or cells(self._held) >= terminal_width(sys.stdout):
                 self.flush()
 
     def flush(self) -> None:
         """Write what was held back."""
-        held, self._held, width = self._held, "", self._width()
+        held, self._held, width = self._held, "", terminal_width(sys.stdout)
         word, size = held.lstrip(), cells(held.expandtabs())
         # Without a blank before it, it is the rest of a word that has no room in any line.
         may_break = word and (word != held or cells(word[0]) > 1)
         if may_break and self._column and self._column + size > width:
             held, size, self._column = f"\n{word}", cells(word), 0
         if held:
-            self._write(held)
+            sys.stdout.write(held)
             self._column = (self._column + size - 1) % width + 1
 
     def begin_line(self) -> None:
@@ -325,18 +327,9 @@ def rich_console(width: int | None = None) -> Console:
 def emit(text: str) -> None:
     """Write untrusted text without styles to stdout: control characters escaped, and on a terminal its lines wrapped
     between words."""
-    text = visible(text)
-    if sys.stdout.isatty():
-        wrapper = stdout_wrapper()
-        wrapper.feed(text)
-        wrapper.flush()
-    else:
-        sys.stdout.write(text)
-
-
-def stdout_wrapper() -> StreamWrapper:
-    """Wraps a text for the terminal that stdout is."""
-    return StreamWrapper(sys.stdout.write, lambda: terminal_width(sys.stdout))
+    wrapper = StreamWrapper()
+    wrapper.feed(visible(text))
+    wrapper.flush()
 
 
 def print_json(value: Any) -> None:
@@ -344,18 +337,15 @@ def print_json(value: Any) -> None:
     sys.stdout.write(visible(json.dumps(value, ensure_ascii=False)) + "\n")
 
 
+OPTIONAL = ("shape", "tenant", "prompt")
+"""Columns that are left out where no row has a value."""
+
+
 def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """Print a list as a table of `columns`."""
+    rows = list(rows)
+    columns = [name for name in columns if name not in OPTIONAL or any(row.get(name) for row in rows)]
     print_table([name.upper().replace("_", " ") for name in columns], [_cells(row, columns) for row in rows])
-
-
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: for people on a terminal, plain elsewhere, whatever is said of colour."""
-    header, *rows = [[visible(cell) for cell in row] for row in (header, *rows)]
-    colour = styled(sys.stdout, os.environ)
-    width = terminal_width(sys.stdout) if sys.stdout.isatty() else math.inf
-    lines = table_lines(header, rows, width=width, colour=colour, now=time.time())
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 class CommandResult(NamedTuple):
@@ -432,20 +422,15 @@ def _timed(name: str, value: Any) -> Any:
 
 def note(text: str) -> None:
     """Print a message to stderr."""
-    from cli.suggestions import completed  # noqa: PLC0415 - click, which the supervisor does not need
+    from cli.options import completed  # noqa: PLC0415 - click, which the supervisor does not need
 
     lines = visible(completed(text)).split("\n")
-    _write_note("\n".join(part for line in lines for part in fitted(sys.stderr, line)))
+    write_or_drop(sys.stderr, "".join(f"{part}\n" for line in lines for part in fitted(sys.stderr, line)))
 
 
 def fitted(stream: TextIO, line: str, indent: int = 0) -> list[str]:
     """A line for people, wrapped between words if the stream is a terminal."""
     return wrapped(line, terminal_width(stream), indent) if stream.isatty() else [line]
-
-
-def _write_note(text: str) -> None:
-    """Write trusted text, which may contain styles."""
-    write_or_drop(sys.stderr, text + "\n")
 
 
 def write_or_drop(stream: TextIO, text: str) -> None:
@@ -468,22 +453,18 @@ def complain(problem: Problem, *, as_json: bool) -> None:
     if as_json:
         fields = {"code": problem.code, "message": problem.message, "cause": problem.cause}
         fields |= {"next": problem.next_step, "request_id": problem.request_id}
-        _write_note(visible(json.dumps({"error": fields}, ensure_ascii=False)))
-        return
-    lines = [part for line in error_block(problem) for part in fitted(sys.stderr, line, ERROR_INDENT)]
-    if styled(sys.stderr, os.environ):
-        lines[0] = lines[0].replace("error:", "\x1b[31merror:\x1b[0m", 1)
-    _write_note("\n".join(lines))
+        lines = [visible(json.dumps({"error": fields}, ensure_ascii=False))]
+    else:
+        lines = [part for line in error_block(problem) for part in fitted(sys.stderr, line, ERROR_INDENT)]
+        if styled(sys.stderr, os.environ):
+            lines[0] = lines[0].replace("error:", "\x1b[31merror:\x1b[0m", 1)
+    write_or_drop(sys.stderr, "".join(f"{line}\n" for line in lines))
 
 
 def error_block(problem: Problem) -> list[str]:
     """The lines `error:`, `cause:` and `next:`, without the empty ones."""
-    lines = [f"error: {_one_line(problem.message)}"]
-    if problem.cause:
-        lines.append(f"cause: {_one_line(problem.cause)}")
-    if problem.next_step:
-        lines.append(f"next:  {_one_line(problem.next_step)}")
-    return lines
+    said = (("error: ", problem.message), ("cause: ", problem.cause), ("next:  ", problem.next_step))
+    return [label + _one_line(text) for label, text in said if text or label == "error: "]
 
 
 def rfc3339(seconds: float) -> str:
@@ -535,12 +516,15 @@ class ProgressLine:
     ten seconds.
     """
 
-    def __init__(self, stream: TextIO, environ: Mapping[str, str], *, quiet: bool = False) -> None:
-        self._stream, self._quiet = stream, quiet
-        self._live = stream.isatty() and environ.get("TERM") != "dumb"
+    def __init__(
+        self, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ, *, quiet: bool = False
+    ) -> None:
+        self._stream, self._quiet = stream or sys.stderr, quiet
+        self._live = self._stream.isatty() and environ.get("TERM") != "dumb"
         self._lock = threading.RLock()
         self._text, self._amount, self._since = "", "", 0.0
         self._share, self._first_share = 0.0, 0.0
+        """What is done, and what was done when the phase began, of 1: a download may go on where another was cut."""
         self._width = 0
         self._why: Callable[[], str] = str
         self._reason, self._looked, self._printed = "", 0.0, 0.0
@@ -569,14 +553,19 @@ class ProgressLine:
         self._why = why
 
     def amount(self, text: str, done: int, total: int, detail: str | None = None) -> None:
-        """Show the progress of a phase in bytes or steps; in steps, if a `detail` follows."""
+        """Show the progress of a phase: in steps if a `detail` follows or they are fewer than MAX_STEPS, else in bytes.
+        `total`: 0 if it is not known."""
         with self._lock:
             begins = visible(text) != self._text
             self.phase(text)
             self._share = done / total if total > 0 else 0.0
             self._first_share = self._share if begins else self._first_share
-            steps = None if detail is None else f"{done}/{total}  {visible(detail)}".rstrip()
-            self._amount = steps or amount(done, total)
+            if detail is not None:
+                self._amount = f"{done}/{total}  {visible(detail)}".rstrip()
+            elif 0 < total < MAX_STEPS:
+                self._amount = f"{done}/{total}"
+            else:
+                self._amount = f"{done / 1e6:.1f}{f'/{total / 1e6:.1f}' if total > 0 else ''} MB"
 
     def say(self, text: str, indent: int = 0) -> None:
         """Print permanent lines; the phase continues below them. `indent`: of what has no room in its line."""
@@ -618,11 +607,12 @@ class ProgressLine:
             self._printed = time.monotonic()
 
     def _line(self, bar_width: int = 24) -> str:
-        """The phase and why nothing happens, how much is done, how long it has taken and will take."""
+        """The phase and why nothing happens, how much is done, how long it has taken and will take at this pace."""
         bar = f"[{'#' * int(bar_width * min(1.0, self._share)):.<{bar_width}}]" if bar_width and self._share else ""
         spent = time.monotonic() - self._since
-        rest = remaining_s(spent, self._first_share, self._share)
-        clock = f"{spent:.1f} s" + ("" if rest is None else f", about {short(rest)} left")
+        clock, done = f"{spent:.1f} s", self._share - self._first_share
+        if spent >= MIN_MEASURED_S and done > 0 and self._share < 1:
+            clock += f", about {short(spent * (1 - self._share) / done)} left"
         text = f"{self._text} ({self._reason})" if self._reason else self._text
         return "  ".join(filter(None, (text, bar, self._amount, clock)))
 
@@ -632,33 +622,12 @@ class ProgressLine:
             self._width = 0
 
 
-def remaining_s(spent_s: float, first_share: float, share: float) -> float | None:
-    """Seconds until a phase ends, by the pace of what was done since it began; None while that says too little.
-
-    Args:
-        first_share: what was done when it began, of 1: a download may go on where another one was cut.
-    """
-    if spent_s < MIN_MEASURED_S or share <= first_share or share >= 1.0:
-        return None
-    return spent_s * (1.0 - share) / (share - first_share)
-
-
 def short(seconds: float) -> str:
     """A time in one unit, or in two."""
     whole = max(1, round(seconds))
     if whole < 100:
         return f"{whole} s"
     return f"{round(whole / 60)} min" if whole < 6000 else f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def amount(done: int, total: int) -> str:
-    """Megabytes, of how many if the total is known; totals below MAX_STEPS are steps, not bytes."""
-    if total <= 0:
-        return f"{done / 1e6:.1f} MB"
-    return f"{done}/{total}" if total < MAX_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
-
-
-ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Leaving(KeyboardInterrupt):
@@ -673,12 +642,11 @@ def ended_by_signals() -> Iterator[None]:
     def leave(*_: object) -> None:
         raise Leaving
 
-    before = {each: signal.getsignal(each) for each in ENDING}
-    for each, handler in before.items():
-        if handler is signal.SIG_DFL:
-            signal.signal(each, leave)
+    taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in taken:
+        signal.signal(each, leave)
     try:
         yield
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for each in taken:
+            signal.signal(each, signal.SIG_DFL)

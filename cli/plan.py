@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -80,7 +79,7 @@ def _command(plan: PlanCommand) -> click.Command:
 
     def call(as_json: bool, **values: Any) -> int:
         try:
-            with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+            with ProgressLine(quiet=as_json or not sys.stderr.isatty()) as progress:
                 progress.phase(plan.shown)
                 watch = SearchWatch(partial(progress.amount, plan.shown))
                 values |= {"watch": watch} if plan.takes("watch") else {}

@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
-from cli.instance import SUPERVISED, Instance, ProcessEntry
+from cli.instance import SUPERVISED, WILDCARDS, Instance, ProcessEntry, url_of
 from cli.options import Where, command
 from cli.output import CommandResult, Exit, Problem, ProgressLine, note, print_rows, timed
 from penstock.config import Config
@@ -29,14 +28,14 @@ from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, P
 
 STORE_TIMEOUT_S = 2.0
 ORDER = ("redis", "api", "worker", "scheduler", "offline")
-FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "used", "reserved")
+FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "shape", "used", "reserved")
 FLEET_FIELDS = ("role", "id", "pid", "state", "since", "model", "shape", "host", "slots", "running", "reserved")
 SERVER_AWAY = "server away"
 """Shown as the state of a worker that is ready, and none of whose servers is there."""
 NO_STORE, UNREACHABLE_STORE, SILENT = "no store", "no answer", "silent"
 """Shown as the state of a process that is ready while the store does not answer, of the store itself, and of a process
 whose reports have stopped, as if it hung."""
-COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model")
+COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model", "shape")
 
 
 @command("ps")
@@ -73,10 +72,7 @@ def ps(where: Where, as_json: bool) -> None:
 
 
 def _print(rows: list[dict[str, Any]], names: Sequence[str], *, as_json: bool) -> None:
-    """Print the processes: a table of these columns, with "shape" if any process has one."""
-    if any(each["shape"] for each in rows):
-        place = names.index("model") + 1
-        names = (*names[:place], "shape", *names[place:])
+    """Print the processes: a table of these columns."""
     shown = []
     for each in rows:
         state = SERVER_AWAY if each["away"] and each["state"] == "ready" else each["state"]
@@ -97,22 +93,23 @@ def rows_of(instance: Instance, config: Config) -> ProcessRows:
     """The rows of `penstock ps`."""
     from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
 
-    def judged(fleet: Sequence[Process] | None) -> list[dict[str, Any]]:
-        now = time.time()
-        return _in_order(row(entry) | {"state": judged_state(entry, fleet, now)} for entry in instance.processes)
-
     if instance.state != "ready":
         return ProcessRows(_in_order(map(row, instance.processes)), [])
-    try:
-        fleet = processes(config, instance, STORE_TIMEOUT_S)
-        own = judged(fleet)
-        if any(each["state"] == SILENT for each in own):  # reports may have expired while the store was away
-            time.sleep(HEARTBEAT_INTERVAL_S + 0.5)
+    fleet, problem = None, ""
+    for is_last in (False, True):
+        try:
             fleet = processes(config, instance, STORE_TIMEOUT_S)
-            own = judged(fleet)
-    except Problem as error:
-        return ProcessRows(judged(None), [], f"the store does not answer, so no request is accepted: {error.cause}")
-    return ProcessRows(own, _in_order(map(fleet_row, others_of(instance, fleet))))
+        except Problem as error:
+            fleet, problem = None, f"the store does not answer, so no request is accepted: {error.cause}"
+        now = time.time()
+        own = _in_order(row(each) | {"state": judged_state(each, fleet, now)} for each in instance.processes)
+        if is_last or fleet is None or all(each["state"] != SILENT for each in own):
+            break
+        time.sleep(HEARTBEAT_INTERVAL_S + 0.5)  # reports may have expired while the store was away
+    # The report of a process that has exited expires a little later, so those of former processes are left out.
+    ours = {life for entry in instance.processes for life in entry.lives}
+    others = [fleet_row(each) for each in fleet or () if each.life not in ours]
+    return ProcessRows(own, _in_order(others), problem)
 
 
 def judged_state(entry: ProcessEntry, fleet: Sequence[Process] | None, now: float) -> str:
@@ -128,13 +125,6 @@ def judged_state(entry: ProcessEntry, fleet: Sequence[Process] | None, now: floa
     is_new = now - entry.since < HEARTBEAT_TIMEOUT_S
     reports = entry.role == "redis" or any(each.life in entry.lives for each in fleet)
     return entry.state if reports or is_new else SILENT
-
-
-def others_of(instance: Instance, fleet: Sequence[Process]) -> list[Process]:
-    """Those of the fleet that this instance does not supervise. The report of a process that has exited expires a
-    little later, so those of its former processes are left out."""
-    ours = {life for entry in instance.processes for life in entry.lives}
-    return [each for each in fleet if each.life not in ours]
 
 
 def row(entry: ProcessEntry) -> dict[str, Any]:
@@ -182,11 +172,9 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> None:
     """
     config, instance = where.config(), where.home().read()
     if role == "api":
-        from cli import ports  # noqa: PLC0415 - imports an event loop, which `ps` does without
-
         settings = config.section("api", ApiSettings)
-        host = ports.WILDCARDS.get(settings.host, settings.host)
-        address = urlsplit(instance.url if instance else ports.url_of(host, settings.port)).netloc
+        host = WILDCARDS.get(settings.host, settings.host)
+        address = urlsplit(instance.url if instance else url_of(host, settings.port)).netloc
         _probe_api(address, "/healthz" if alive else "/readyz")
         return
     from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for an API process
@@ -240,7 +228,7 @@ def down(at_once: bool, where: Where) -> None:
     home = where.home()
     instance = home.running()
     _terminate(instance.pid)
-    with ProgressLine(sys.stderr, os.environ) as progress:
+    with ProgressLine() as progress:
         progress.phase("stopping; unfinished jobs stay in the queue" if at_once else "draining")
         if at_once:
             # Two signals sent at once may be delivered as one.

@@ -308,6 +308,6 @@ def window(text: str, folder: Path, now: float, only: Mapping[str, str]) -> tupl
 def _made(folder: Path, scope: Scope, prices: Mapping[str, float], *, quiet: bool) -> RequestReport:
     if scope.until <= scope.since:
         raise Problem("the window ends before it begins", next_step=TIME_HINT, code="usage")
-    line = ProgressLine(sys.stderr, os.environ, quiet=quiet or not sys.stderr.isatty())
+    line = ProgressLine(quiet=quiet or not sys.stderr.isatty())
     with explaining(f"{folder} cannot be read"), line as progress:
         return report_of(folder, scope, prices, partial(progress.amount, "reading records"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -25,7 +26,6 @@ from streaming.redis.settings import RedisSettings
 from streaming.store import identity as identities
 from streaming.store.acl import acl_file
 
-T = TypeVar("T")
 REDIS_START_S = 60.0
 WORDS = {
     "keys": "keys",
@@ -52,8 +52,29 @@ def store() -> None:
     """
 
 
+def with_store(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """Let a coroutine be a command: it gets a connected client, and the folder of files. Raises Problem if Redis is
+    unavailable."""
+
+    @functools.wraps(function)
+    def call(where: Where, **given: Any) -> Any:
+        async def run() -> Any:
+            async with _store(where) as settings, connected(settings) as client:
+                files = FileStore(where.home().files_of(where.config()))
+                return await function(client, files, where=where, **given)
+
+        try:
+            return asyncio.run(run())
+        except Unavailable as error:
+            instance = None if where.redis_url else where.home().read()
+            raise unreachable("the store cannot be reached", error, where.config(), instance) from None
+
+    return call
+
+
 @command("show", store)
-def show(where: Where) -> CommandResult:
+@with_store
+async def show(store_client: RedisClient, files: FileStore, where: Where) -> CommandResult:
     """Show format, partitions and deployment of the store, and the deployment of the folder of files.
 
     \b
@@ -61,14 +82,24 @@ def show(where: Where) -> CommandResult:
       penstock store show
       penstock store show --redis-url redis://127.0.0.1:6379/0
     """
-    return _with_store(
-        where, lambda store_client: _show(store_client, FileStore(where.home().files_of(where.config())))
-    )
+    identity = await identities.read_identity(store_client)
+    facts: dict[str, Any] = {
+        "format": identity.format if identity else None,
+        "needed_format": identities.FORMAT,
+        "partitions": identity.partitions if identity else None,
+        "deployment": identity.deployment if identity else None,
+        "files": str(files.folder),
+        "files_deployment": files.owner or None,
+        "files_quarantined": sum(number for _, number in files.quarantined()),
+    }
+    rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items()]
+    return CommandResult(facts, lambda: print_table(("FIELD", "VALUE"), rows))
 
 
 @command("adopt", store)
 @click.option("--yes", is_flag=True, help="Do it.")
-def adopt(yes: bool, where: Where) -> None:
+@with_store
+async def adopt(store_client: RedisClient, files: FileStore, yes: bool, where: Where) -> None:
     """Declare that the folder of files belongs to this store.
 
     For a store that was emptied or replaced on purpose. From then on files that the store has no record of are moved
@@ -79,14 +110,26 @@ def adopt(yes: bool, where: Where) -> None:
       penstock store adopt
       penstock store adopt --yes
     """
-    _with_store(
-        where, lambda store_client: _adopt(store_client, FileStore(where.home().files_of(where.config())), yes=yes)
-    )
+    identity = await identities.enter_store(store_client) if yes else await identities.read_identity(store_client)
+    if identity is not None:
+        identities.check_identity(identity, store_client.settings)
+    before = files.owner
+    if identity is not None and before == identity.deployment:
+        note(f"{files.folder} belongs to this store already")
+        return
+    if not yes or identity is None:
+        is_now = identity.deployment if identity else "of no deployment yet: it is given one with --yes"
+        what = f"nothing was changed: {files.folder} belongs to {before or 'no deployment'}, the store is {is_now}"
+        cause = "once it is adopted, files that this store has no record of are moved into quarantine"
+        raise Problem(what, cause=cause, next_step="penstock store adopt --yes", code="not_confirmed")
+    files.adopt(identity.deployment)
+    note(f"{files.folder} belongs to {identity.deployment} now")
 
 
 @command("reset", store)
 @click.option("--yes", is_flag=True, help="Delete it.")
-def reset(yes: bool, where: Where, as_json: bool) -> None:
+@with_store
+async def reset(store_client: RedisClient, files: FileStore, yes: bool, where: Where, as_json: bool) -> None:
     """Delete everything Penstock keeps in its store: jobs, results, batches, records of files.
 
     Nothing else in that Redis is touched, and no file is. Without --yes it only counts what would be deleted.
@@ -96,56 +139,6 @@ def reset(yes: bool, where: Where, as_json: bool) -> None:
       penstock store reset
       penstock store reset --yes
     """
-    _with_store(where, lambda store_client: _reset(store_client, yes=yes, as_json=as_json))
-
-
-@command("acl", store)
-def acl() -> None:
-    """Print the users of an ACL file for a Redis of yours: one for each role, with what it needs and no more.
-
-    All but `probe`, which may only ping, are off: add `on` and `#` with the SHA-256 of a password to their lines.
-
-    \b
-    Examples:
-      penstock store acl > users.acl
-    """
-    sys.stdout.write(acl_file())
-
-
-async def _show(store_client: RedisClient, file_store: FileStore) -> CommandResult:
-    identity = await identities.read_identity(store_client)
-    facts: dict[str, Any] = {
-        "format": identity.format if identity else None,
-        "needed_format": identities.FORMAT,
-        "partitions": identity.partitions if identity else None,
-        "deployment": identity.deployment if identity else None,
-        "files": str(file_store.folder),
-        "files_deployment": file_store.owner or None,
-        "files_quarantined": file_store.quarantined(),
-    }
-    rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items()]
-    return CommandResult(facts, lambda: print_table(("FIELD", "VALUE"), rows))
-
-
-async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool) -> None:
-    """Adopt the folder. Without `yes` nothing is written. Raises ConfigError if this version must not use the store."""
-    identity = await identities.enter_store(store_client) if yes else await identities.read_identity(store_client)
-    if identity is not None:
-        identities.check_identity(identity, store_client.settings)
-    before = file_store.owner
-    if identity is not None and before == identity.deployment:
-        note(f"{file_store.folder} belongs to this store already")
-        return
-    if not yes or identity is None:
-        is_now = identity.deployment if identity else "of no deployment yet: it is given one with --yes"
-        what = f"nothing was changed: {file_store.folder} belongs to {before or 'no deployment'}, the store is {is_now}"
-        cause = "once it is adopted, files that this store has no record of are moved into quarantine"
-        raise Problem(what, cause=cause, next_step="penstock store adopt --yes", code="not_confirmed")
-    file_store.adopt(identity.deployment)
-    note(f"{file_store.folder} belongs to {identity.deployment} now")
-
-
-async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> None:
     names = await identities.live_processes(store_client)
     if names and yes:
         what = f"{counted(len(names), 'process uses', 'processes use')} this store: {', '.join(names[:5])}"
@@ -162,21 +155,17 @@ async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> None
     note(f"{counted(deleted, 'key')} deleted. {kept}")
 
 
-# --- which store, which folder ---------------------------------------------------------------------------------------
+@command("acl", store)
+def acl() -> None:
+    """Print the users of an ACL file for a Redis of yours: one for each role, with what it needs and no more.
 
+    All but `probe`, which may only ping, are off: add `on` and `#` with the SHA-256 of a password to their lines.
 
-def _with_store(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
-    """Run `work` with a connected client. Raises Problem if Redis is unavailable."""
-
-    async def run() -> T:
-        async with _store(where) as settings, connected(settings) as store_client:
-            return await work(store_client)
-
-    try:
-        return asyncio.run(run())
-    except Unavailable as error:
-        instance = None if where.redis_url else where.home().read()
-        raise unreachable("the store cannot be reached", error, where.config(), instance) from None
+    \b
+    Examples:
+      penstock store acl > users.acl
+    """
+    sys.stdout.write(acl_file())
 
 
 @asynccontextmanager

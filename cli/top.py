@@ -51,13 +51,7 @@ def frame(
     blocks: list[RenderableType] = [_head(overview, url, stale, paused=paused, live=live), Text("")]
     if not stale:
         blocks += _problems(overview["verdict"]["problems"])
-    blocks += [
-        _rates(overview["rates"], width),
-        Text(""),
-        _lanes(overview["pools"]),
-        Text(""),
-        _workers(overview),
-    ]
+    blocks += [_rates(overview["rates"], width), Text(""), _lanes(overview["pools"]), Text(""), _workers(overview)]
     return Group(*blocks)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -98,10 +97,6 @@ Told: TypeAlias = Callable[[int, int], None]
 """Called with the number of answers so far, and of all."""
 
 
-def untold(_: int, __: int) -> None:
-    """Tells nobody."""
-
-
 class LoadSource:
     """Requests of one length mix to one server. Each prompt begins differently, so that no cached prefix answers it."""
 
@@ -127,7 +122,7 @@ class LoadSource:
         check(found)
         return found.latency_s
 
-    async def level(self, level: tuning.SweepLevel, told: Told = untold) -> tuning.LevelReading:
+    async def level(self, level: tuning.SweepLevel, told: Told = lambda _so_far, _all: None) -> tuning.LevelReading:
         """So many clients, each asking again as soon as it is answered."""
         bodies = self._prompts.bodies(level.requests, self._fields)
         before, answered = self.meter.read(), count(1)
@@ -138,7 +133,7 @@ class LoadSource:
         reading = _reading(level.clients, found.asked, found.answers, found.seconds)
         return replace(reading, joules=used(before, self.meter.read()))
 
-    async def at_rate(self, rate: float, requests: int, told: Told = untold) -> tuning.LevelReading:
+    async def at_rate(self, rate: float, requests: int, told: Told = lambda _so_far, _all: None) -> tuning.LevelReading:
         """Requests with exponential gaps, whether or not earlier ones are answered."""
         open_, idle, answers = 0, list[HttpConnection](), list[TimedAnswer]()
         due = began = time.monotonic()
@@ -214,7 +209,7 @@ def goodput(
         raise PlanError(f"--requests {requests}: a share of 0.9 needs 10 requests or more")
     url, server = server_at(where, model)
     source, until = LoadSource(server, lengths, timeout_s=budget), time.monotonic() + budget
-    with ProgressLine(sys.stderr, os.environ) as progress:
+    with ProgressLine() as progress:
         progress.phase("warming up: 1 request")
         asyncio.run(source.probe(1))
         progress.phase("probing: 1 request")
@@ -225,7 +220,7 @@ def goodput(
     note(f"{CLIENTS} at once are answered at {three(closed.requests_s)} requests/s; about "
          f"{seconds(RATES * requests / closed.requests_s)} for {RATES} rates, at most {budget} s")  # fmt: skip
     tried: dict[float, Attainment] = {}
-    progress = ProgressLine(sys.stderr, os.environ)
+    progress = ProgressLine()
 
     def holds(rate: float) -> bool:
         if time.monotonic() > until:
@@ -327,7 +322,7 @@ def frontier(
     lengths, meter = workload.lengths, EnergyMeter.of(server, GpuReadings.open())
     source = LoadSource(server, lengths, meter=meter, timeout_s=budget)
     began = time.monotonic()
-    with ProgressLine(sys.stderr, os.environ) as progress:
+    with ProgressLine() as progress:
         plan = planned(source, requests, most, began + budget, workload.requests, progress)
         levels = ", ".join(str(each.clients) for each in plan.levels)
         progress.say(

@@ -27,24 +27,21 @@ import msgspec
 from api.auth.console import ConsoleAccess, link_path
 from api.auth.keys import Keyring, check_exposure, check_keyless
 from api.settings import ApiSettings
-from cli import ports
-from cli.deployment import Deployment, check_plugins, environment, load_deployment, saved_deployment, with_upstream
-from cli.embedded import machine_memory, start_embedded
-from cli.instance import DataDir, Instance, UpSettings, problem_of
-from cli.options import Command, config_option, redis_url_option
-from cli.output import (
-    ERROR_INDENT,
-    Exit,
-    Problem,
-    ProgressLine,
-    error_block,
-    note,
-    write_or_drop,
+from cli.deployment import (
+    Deployment,
+    check_plugins,
+    environment,
+    listening,
+    load_deployment,
+    saved_deployment,
+    with_upstream,
 )
-from cli.pool import LeaseRelease, PoolSupervisor, follow
+from cli.embedded import machine_memory, start_embedded
+from cli.instance import WILDCARDS, DataDir, Instance, UpSettings, problem_of, url_of
+from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
+from cli.output import ERROR_INDENT, Exit, Problem, ProgressLine, error_block, note, write_or_drop
 from cli.registry import connected, place, unreachable
-from cli.suggestions import completed, own_command, short_path
-from cli.supervisor import Child, Supervisor
+from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Supervisor, follow
 from penstock import __version__
 from penstock.config import ENGINES, FLAGS, ConfigError
 from penstock.text import counted
@@ -126,53 +123,39 @@ def crash_loop(child: Child) -> Problem:
 
 
 def show_ready(instance: Instance, console_path: str, *, detached: bool = False, keyed: bool = False) -> None:
-    """Print the ready block to stdout. `console_path`: at which the console logs its reader in; "": none."""
-    if not sys.stdout.isatty() and not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
-        console_path = ""  # a log, which others may read
-    lines = ready_block(instance, console_path, detached=detached, keyed=keyed, command=own_command())
-    write_or_drop(sys.stdout, "\n".join(lines) + "\n")
-
-
-def ready_block(
-    instance: Instance,
-    console_path: str = "",
-    *,
-    detached: bool = False,
-    keyed: bool = False,
-    command: str = "penstock",
-) -> list[str]:
-    """The lines printed when everything is ready, with the next commands last; what is to be copied is one line.
+    """Print the ready block to stdout, with the next commands last; what is to be copied is one line.
 
     Args:
-        command: what the shell of the user finds this program by.
+        console_path: at which the console logs its reader in; "": none.
+        keyed: whether a request needs a key.
     """
+    if not sys.stdout.isatty() and not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
+        console_path = ""  # a log, which others may read
+    command, here = own_command(), Path(instance.data_dir)
     workers = sum(entry.role == "worker" for entry in instance.processes)
-    here = Path(instance.data_dir)
     option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(short_path(here))}"
     hint = "logs you in once, within an hour; later" if console_path else "logged in"
     kept = f"in Redis at {place(instance.redis_url)}"
     if any(entry.role == "redis" for entry in instance.processes):
         kept = f"{short_path(here)}  (queue and results survive a restart)"
     body = {"model": instance.models[0], "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
-    words = [
-        f"curl -N {instance.url}/v1/chat/completions -H 'Content-Type: application/json'",
-        *(['-H "Authorization: Bearer $PENSTOCK_API_KEY"'] if keyed else []),
-        f"-d {shlex.quote(json.dumps(body, separators=(',', ':')))}",
-    ]
-    return [
+    key = ' -H "Authorization: Bearer $PENSTOCK_API_KEY"' if keyed else ""
+    stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
+    curl = f"curl -N {instance.url}/v1/chat/completions -H 'Content-Type: application/json'{key}"
+    outside = f"  API      {instance.outside_url}/v1 (other machines)\n" if instance.outside_url else ""
+    write_or_drop(
+        sys.stdout,
         f"ready in {instance.ready_s:.1f} s   engine {instance.engine}   model {', '.join(instance.models)}   "
-        f"{counted(workers, 'worker')}{'' if workers else ': nothing answers until one starts'}",
-        f"  API      {instance.url}/v1",
-        *([f"  API      {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
-        f"  Console  {instance.url}{console_path or '/console'}",
-        f"           ({hint}: {command} console{option})",
-        f"  Kept     {kept}",
-        f"  Log      {short_path(here / 'logs')}",
-        "",
-        f"  Try      {' '.join(words)}",
-        f'           {command} chat{option} "{QUESTION}"',
-        f"  Stop     {f'{command} down{option}' if detached else 'Ctrl-C (finishes running jobs, again to stop now)'}",
-    ]
+        f"{counted(workers, 'worker')}{'' if workers else ': nothing answers until one starts'}\n"
+        f"  API      {instance.url}/v1\n{outside}"
+        f"  Console  {instance.url}{console_path or '/console'}\n"
+        f"           ({hint}: {command} console{option})\n"
+        f"  Kept     {kept}\n"
+        f"  Log      {short_path(here / 'logs')}\n\n"
+        f"  Try      {curl} -d {shlex.quote(json.dumps(body, separators=(',', ':')))}\n"
+        f'           {command} chat{option} "{QUESTION}"\n'
+        f"  Stop     {stop}\n",
+    )
 
 
 def phase_of(children: list[Child]) -> str:
@@ -216,7 +199,7 @@ class Machine:
             pid=os.getpid(),
             state="starting",
             phase="starting",
-            url=ports.url_of(ports.WILDCARDS.get(deployment.api.host, deployment.api.host), self._port),
+            url=url_of(WILDCARDS.get(deployment.api.host, deployment.api.host), self._port),
             outside_url=outside_url(deployment.api, self._port),
             redis_url=deployment.redis_url or "",
             data_dir=str(home.path),
@@ -266,17 +249,14 @@ class Machine:
         await self._enter(self._store_client, redis_url)
         if self._interrupts:
             return
-        deployment, home, port = self._deployment, self._home, self._port
-        deployment.save(home, redis_url=redis_url, port=port, weights=weights)
+        deployment, home = self._deployment, self._home
+        deployment.save(home, redis_url=redis_url, port=self._port, weights=weights)
         self._publish(redis_url=redis_url)
-        for number in range(1, deployment.api.processes + 1):
-            self._supervisor.start(deployment.api_program(home, number, self._listeners))
-        self._supervisor.start(deployment.scheduler_program(home))
-        for number in range(1, deployment.offline.processes + 1):
-            self._supervisor.start(deployment.offline_program(home, number))
+        for program in deployment.programs(home, self._listeners):
+            self._supervisor.start(program)
         for name, shape, settings in deployment.pools:
-            program = partial(deployment.worker_program, home, model=name, shape=shape)
-            self._pools.append(PoolSupervisor(self._supervisor, name, settings, program, shape))
+            worker = partial(deployment.worker_program, home, model=name, shape=shape)
+            self._pools.append(PoolSupervisor(self._supervisor, name, settings, worker, shape))
             self._pools[-1].fill()
         await self._supervisor.until(lambda: self._interrupts > 0 or self._is_up())
 
@@ -413,7 +393,7 @@ def outside_url(api: ApiSettings, port: int) -> str:
     """URL for other machines of a server that listens on all addresses: with the first of `api.hosts`, else with this
     machine's name. "" for a server that listens on a single address."""
     name = api.hosts[0] if api.hosts else socket.gethostname()
-    return ports.url_of(name, port) if api.host in ports.WILDCARDS else ""
+    return url_of(name, port) if api.host in WILDCARDS else ""
 
 
 POLL_INTERVAL_S = 0.05
@@ -460,13 +440,13 @@ def up(config: Path | None, detach: bool, **flags: Any) -> int:
         deployment.check_model_files()
         deployment.check_upstreams()
     home = DataDir(deployment.up.data_dir)
-    with ProgressLine(sys.stderr, os.environ) as progress:
+    with ProgressLine() as progress:
         if detach:
             url = flags.pop("redis_url")
             given = {"config": config, **flags}  # to give again, without --detach
             words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
             return start_detached(home, words, progress, keyed=bool(deployment.keys), redis_url=url)
-        with home.lock(), ports.listen(deployment.api.host, deployment.api.port) as listeners:
+        with home.lock(), listening(deployment.api.host, deployment.api.port) as listeners:
             return _run(deployment, home, listeners, progress)
 
 

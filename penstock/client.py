@@ -21,47 +21,556 @@ The methods raise these errors, all of them a PenstockError:
 - StreamReset: the store lost part of a stream; discard what came, and go on with `stream(job_id, after=error.cursor)`
 - EventsUnreadable: the server cannot read the job's events to their end, or sends one that is no JSON object
 - WaitTimeout: the time of `wait` is over; the job goes on
+
+A `Call` decides what to send, when and where to try again, and where a stream resumes; a `Connection` does the I/O: one
+for threads, one for asyncio, and one in the tests. A POST that may be sent twice carries an Idempotency-Key, and every
+try of it the same one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
+import random
+import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
+from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Self, TypeVar
-from urllib.parse import urlsplit
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
 
 import httpx2
 
-from penstock.client_protocol import (
-    EMPTY,
-    FINAL,
-    ApiRefusal,
-    Broken,
-    Call,
-    EventsUnreadable,
-    HttpAnswer,
-    InvalidAddress,
-    InvalidRequest,
-    JobFailed,
-    Json,
-    NoAnswer,
-    Patience,
-    Pause,
-    PenstockError,
-    Send,
-    SentEvent,
-    ServerList,
-    StreamEvent,
-    StreamReset,
-    WaitTimeout,
-    job_path,
-)
+Json = dict[str, Any]
+
+NEWER_VERSION = "newer_version"
+"""Code of a server that cannot read a job: one that is upgraded already may."""
+NO_CAPACITY = "no_capacity"
+"""Code of the answer to a request that must not queue; also of a store that has no room now."""
+DEADLINE_UNREACHABLE = "deadline_unreachable"
+"""Code of the answer to a request that would not start in the time that it allows. A client that waited before the next
+try would only move the wait out of the queue."""
+
+
+class PenstockError(Exception):
+    """Base class of this client's errors."""
+
+
+class InvalidAddress(PenstockError, ValueError):
+    """Raised when a text is not the address of a server."""
+
+
+class InvalidRequest(PenstockError, ValueError):
+    """Raised when a request cannot be sent as it is."""
+
+
+class NoAnswer(PenstockError):
+    """Raised when no server has answered for as long as the client was told to try."""
+
+    def __init__(self, url: str, cause: str) -> None:
+        self.url, self.cause = without_login(url), cause
+        super().__init__(f"no penstock answers at {self.url}: {cause}")
+
+
+class ApiRefusal(PenstockError):
+    """Raised when a server refuses a request, and another try cannot help or did not help in time."""
+
+    def __init__(self, status: int, code: str, message: str, *, param: str = "", request_id: str = "") -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+        self.param, self.request_id = param, request_id
+
+
+class JobFailed(PenstockError):
+    """Raised when a job has ended in any state but completed; `job` is the job object."""
+
+    def __init__(self, job: Json) -> None:
+        error = job.get("error") or {}
+        self.job, self.status = job, str(job["status"])
+        self.code, self.message = str(error.get("code") or self.status), str(error.get("message") or "")
+        super().__init__(f"the job ended as {self.status}" + (f": {self.message}" if self.message else ""))
+
+
+class StreamReset(PenstockError):
+    """Raised when the store lost tokens of a stream and others replaced them: the two texts must not be joined.
+
+    Discard what came before. `stream(job_id, after=error.cursor)` then has all events from the new beginning.
+    """
+
+    def __init__(self, job_id: str, event: StreamEvent) -> None:
+        super().__init__(f"the store lost part of the stream of {job_id}, which begins again")
+        self.job_id, self.event, self.cursor = job_id, event, event.id
+
+
+class EventsUnreadable(PenstockError):
+    """Raised when the server cannot read a job's events to their end, or sends one that is no JSON object."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+class WaitTimeout(PenstockError):
+    """Raised when the time of a wait is over; the job goes on. `job` is the job object as last seen, if it was."""
+
+    def __init__(self, job_id: str, timeout_s: float, job: Json | None) -> None:
+        super().__init__(f"{job_id} has not ended after {timeout_s:g} s; it goes on")
+        self.job_id, self.job = job_id, job
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """One event of a job: `queued`, `queue.position`, `started`, `interrupted`, `delta`, or the end, named after its
+    final state."""
+
+    name: str
+    id: str
+    """The cursor to resume after this event."""
+    data: Json
+
+    @property
+    def text(self) -> str:
+        """The text of a delta; "" of every other event."""
+        return str(self.data["text"]) if self.name == "delta" else ""
+
+    @property
+    def choice(self) -> int:
+        """The index of the choice that a delta belongs to."""
+        return int(self.data.get("index", 0))
+
+
+class SentEvent(NamedTuple):
+    """One server-sent event. `id` is the last id of the stream so far; `at` is monotonic time in seconds."""
+
+    name: str
+    id: str
+    data: str
+    at: float
+
+
+def refusal_of(status: int, body: bytes, request_id: str) -> ApiRefusal:
+    """The error for an answer of 400 or more, whoever wrote it."""
+    try:
+        error = json.loads(body)["error"]
+        message, code, param = str(error["message"]), str(error["code"]), str(error.get("param") or "")
+    except (ValueError, KeyError, TypeError):  # a proxy's own page
+        message, code, param = f"the server answered {status}", "http_error", ""
+    return ApiRefusal(status, code, message, param=param, request_id=request_id)
+
+
+VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")
+ARGUMENTS = {"Authorization": "key", "Idempotency-Key": "idempotency_key", "Last-Event-ID": "after"}
+"""The argument of the client that becomes a header."""
+
+
+def is_address(url: str) -> bool:
+    """Whether this can be the address of a server."""
+    try:
+        parts = urlsplit(url)
+        return url.startswith(("http://", "https://")) and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # half an IPv6 address, or a port that is none
+        return False
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raises InvalidRequest, which does not show the value: it may be the API key."""
+    for name, value in headers.items():
+        if not VALUE.fullmatch(value):
+            argument = ARGUMENTS.get(name, f"the header {name}")
+            raise InvalidRequest(f"{argument} must be printable ASCII, without spaces around it")
+
+
+def json_bytes(body: Any) -> bytes:
+    """Raises InvalidRequest."""
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:  # an object of another type; NaN, or half a surrogate pair
+        raise InvalidRequest(f"the body is no JSON: {error}") from None
+
+
+FINAL = ("completed", "failed", "cancelled", "expired", "incomplete")
+"""The states in which a job stays, and the names of its last event."""
+LONG_POLL_S = 30.0
+ANSWER_TIMEOUT_S = 30.0
+"""How long a server may send nothing before its answer."""
+LATE_S = 15.0
+"""The same of a long poll, after the time that it asks for."""
+OVERTIME_S = 2.0
+"""How long a wait goes on behind its end for an answer that may be on its way."""
+SILENCE_S = 45.0
+"""How long a stream may bring nothing: a server sends something every [api] keep_alive_s (10 s, at most 20 s)."""
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 3.0
+"""Limits of the first delay, and of all: each is random, so that clients that were cut off together come back apart."""
+RETRY_AFTER_SPREAD = 0.25
+"""A Retry-After is exceeded by up to this part of it, for the same reason."""
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
+
+RETRIED = frozenset({408, 409, 429, 502, 503, 504})
+"""Answers after which another try may help, unless they say `x-should-retry: false`."""
+ELSEWHERE = frozenset({502, 503, 504})
+"""Of these, answers that another server may not give."""
+
+
+class Send(NamedTuple):
+    """A request to send."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+    timeout_s: float
+    """How long the server may send nothing."""
+    streamed: bool = False
+    """Whether `Connection.read` gives the body of a 200."""
+
+
+class Pause(NamedTuple):
+    """Wait before the next try."""
+
+    seconds: float
+    url: str
+    """The server that failed."""
+    cause: str
+    status: int = 0
+    """Of its refusal; 0: the connection broke."""
+
+
+class HttpAnswer(NamedTuple):
+    """A server's answer, with its whole body unless it is streamed."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+    at: float
+    """Monotonic time, in seconds."""
+
+
+class Broken(Exception):
+    """Raised when the connection failed; `at` is monotonic time in seconds. `reached`: a server had accepted it, so it
+    may have seen the request."""
+
+    def __init__(self, cause: str, at: float, *, reached: bool = True) -> None:
+        super().__init__(cause)
+        self.cause, self.at, self.reached = cause, at, reached
+
+
+class Refused(Exception):
+    """Raised for an answer of 400 or more, before it is decided whether another try may help."""
+
+    def __init__(self, answer: HttpAnswer) -> None:
+        super().__init__(answer.status)
+        self.answer, self.at = answer, answer.at
+
+
+class Connection(Protocol):
+    """Does the I/O of one call. That of the client for threads does it at once: nothing is ever awaited."""
+
+    async def send(self, request: Send) -> HttpAnswer:
+        """Send a request, and return its answer. Raises Broken."""
+
+    async def read(self) -> SentEvent:
+        """Read the next event in the body of the last request. Raises Broken, also at its end."""
+
+    async def pause(self, pause: Pause) -> None:
+        """Wait before the next try."""
+
+
+def without_login(url: str) -> str:
+    """An address as it may be shown."""
+    return re.sub(r"//[^/]*@", "//***@", url)
+
+
+class ServerList:
+    """The servers of a client, and the one that it uses now."""
+
+    def __init__(self, urls: str | Sequence[str], key: str) -> None:
+        self.urls = [url.strip().rstrip("/") for url in (urls.split(",") if isinstance(urls, str) else urls)]
+        for url in self.urls:
+            if not is_address(url):
+                raise InvalidAddress(
+                    f"{without_login(url)!r} is no address of a server; write it as http://127.0.0.1:8000"
+                )
+        self.key, self.reached = key, False
+        self._at = 0
+
+    @property
+    def url(self) -> str:
+        """The server to send to."""
+        return self.urls[self._at]
+
+    def leave(self, url: str) -> None:
+        """Use the next server, unless another call of this client has left this one already."""
+        if url == self.url:
+            self._at = (self._at + 1) % len(self.urls)
+
+
+class Patience(NamedTuple):
+    """How long to try again after a failure, in seconds."""
+
+    s: float
+    first_s: float
+    """The same before any server has accepted a connection: the address may be wrong."""
+
+
+class RetryState:
+    """Decides after each failure of one call whether to try again, when, and at which server."""
+
+    def __init__(
+        self,
+        servers: ServerList,
+        patience: Patience,
+        chance: Callable[[], float],
+        *,
+        until: float = math.inf,
+        final_codes: Collection[str] = (),
+    ) -> None:
+        self._servers, self._patience, self._chance = servers, patience, chance
+        self._until, self._final_codes = until, final_codes
+        self._failures = 0
+        self._since = 0.0
+        self._url = servers.url
+
+    def server(self) -> str:
+        """The server for the next try."""
+        self._url = self._servers.url
+        return self._url
+
+    def progress(self) -> None:
+        """A server has answered: what failed before is forgotten."""
+        self._servers.reached = True
+        self._failures = 0
+
+    def after(self, failure: Broken | Refused) -> Pause:
+        """Return the delay before the next try. Raises NoAnswer, ApiRefusal, TimeoutError."""
+        if isinstance(failure, Refused):
+            return self._after_refusal(failure.answer)
+        self._servers.reached |= failure.reached
+        self._servers.leave(self._url)
+        pause = Pause(self._delay(failure.at, 0.0, all_alike=False), self._url, failure.cause)
+        is_in_time = failure.at + pause.seconds < self._until
+        if not failure.reached and self._failures < len(self._servers.urls) and is_in_time:
+            return pause  # every server is tried once, however short the patience
+        return self._pause(pause, failure.at, NoAnswer(self._url, failure.cause))
+
+    def _after_refusal(self, answer: HttpAnswer) -> Pause:
+        """Return the delay before the next try. Raises ApiRefusal, TimeoutError."""
+        refusal = refusal_of(answer.status, answer.body, answer.headers.get("x-request-id", ""))
+        self._servers.reached = True
+        final = answer.status not in RETRIED or answer.headers.get("x-should-retry") == "false"
+        if refusal.code in self._final_codes or (final and refusal.code != NEWER_VERSION):
+            raise refusal
+        is_elsewhere = answer.status in ELSEWHERE
+        if is_elsewhere:
+            self._servers.leave(self._url)
+        delay_s = self._delay(answer.at, retry_after_s(answer.headers), all_alike=not is_elsewhere)
+        return self._pause(Pause(delay_s, self._url, refusal.message, answer.status), answer.at, refusal)
+
+    def _delay(self, at: float, asked_s: float, *, all_alike: bool) -> float:
+        """Return a random delay. It grows, and honours `asked_s`, once every server has failed or if all are alike."""
+        if not self._failures:
+            self._since = at
+        self._failures += 1
+        rounds, others = divmod(self._failures - 1, len(self._servers.urls))
+        if others < len(self._servers.urls) - 1 and not all_alike:
+            return FIRST_DELAY_S * self._chance()
+        longest_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(rounds, 10))
+        return max(longest_s * self._chance(), asked_s * (1 + RETRY_AFTER_SPREAD * self._chance()))
+
+    def _pause(self, pause: Pause, at: float, error: ApiRefusal | NoAnswer) -> Pause:
+        """Return the pause, or raise if it would last too long."""
+        patience_s = self._patience.s if self._servers.reached else self._patience.first_s
+        ends = at + pause.seconds
+        if ends >= self._until and self._servers.reached:
+            raise TimeoutError from error
+        if ends >= self._until or ends - self._since >= patience_s:
+            raise error
+        return pause
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float:
+    """The delay that a server asks for; 0 if it asks for none in seconds."""
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            delay_s = float(headers[name]) * unit_s
+        except (KeyError, ValueError):
+            continue
+        if 0 <= delay_s < math.inf:
+            return delay_s
+    return 0.0
+
+
+class Call:
+    """One call of a client."""
+
+    def __init__(
+        self,
+        servers: ServerList,
+        patience: Patience,
+        connection: Connection,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._servers, self._patience, self._connection, self._chance = servers, patience, connection, chance
+
+    async def request(
+        self, method: str, path: str, body: Any, headers: Mapping[str, str], *, tries_again: bool
+    ) -> Json:
+        """Send a request and return the JSON object of its answer."""
+        retry = self._retry() if tries_again else self._retry(Patience(0, 0))
+        return await self._answer(retry, method, path, body, headers)
+
+    async def submit(self, body: Mapping[str, Any], idempotency_key: str) -> Json:
+        """Put a job in the queue, once however often it must be sent."""
+        headers = {"Idempotency-Key": idempotency_key}
+        queue = body.get("queue")
+        refuses_to_wait = isinstance(queue, Mapping) and queue.get("do_not_queue")
+        final_codes = (DEADLINE_UNREACHABLE, NO_CAPACITY) if refuses_to_wait else (DEADLINE_UNREACHABLE,)
+        return await self._answer(self._retry(final_codes=final_codes), "POST", "/v1/jobs", dict(body), headers)
+
+    async def wait(self, job_id: str, timeout_s: float, now: float) -> Json:
+        """Return the job once it has completed. Raises JobFailed, WaitTimeout."""
+        until, job = now + timeout_s, None
+        retry = self._retry(until=until)
+        try:
+            while job is None or now < until:
+                left_s = max(0.0, until - now)
+                poll_s = min(LONG_POLL_S, left_s)
+                path = f"{job_path(job_id)}?{urlencode({'wait': f'{poll_s:.3f}'})}"
+                silence_s = min(poll_s + LATE_S, left_s + OVERTIME_S)
+                try:
+                    got = await self._try(retry, "GET", path, b"", EMPTY, silence_s)
+                except (Broken, Refused) as failure:
+                    pause = retry.after(failure)
+                    await self._connection.pause(pause)
+                    now = failure.at + pause.seconds
+                    continue
+                retry.progress()
+                job, now = self._json(got), got.at
+                if job["status"] == "completed":
+                    return job
+                if job["status"] in FINAL:
+                    raise JobFailed(job)
+        except TimeoutError:
+            pass
+        raise WaitTimeout(job_id, timeout_s, job)
+
+    async def stream(self, job_id: str, after: str) -> AsyncGenerator[StreamEvent, None]:
+        """Yield the job's events after a cursor to its end, whatever connection brings them."""
+        retry, path = self._retry(), f"{job_path(job_id)}/events"
+        while True:
+            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
+            try:
+                got = await self._try(retry, "GET", path, b"", headers, SILENCE_S, streamed=True)
+                if not got.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise NoAnswer(self._servers.url, "its answer is no event stream")
+                while True:
+                    sent = await self._connection.read()
+                    if not sent.data:  # a gateway's own, such as a bare `retry:`
+                        continue
+                    event = _event(job_id, sent, sent.id or after)
+                    retry.progress()
+                    after = event.id
+                    if event.name == "ping":
+                        continue
+                    yield event
+                    if event.name in FINAL:
+                        if event.name != "completed":
+                            raise JobFailed(event.data)
+                        return
+            except (Broken, Refused) as failure:
+                await self._connection.pause(retry.after(failure))
+
+    async def _answer(self, retry: RetryState, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Json:
+        """Return the JSON object of a good answer, after as many tries as it takes and may take."""
+        content = b"" if body is None else json_bytes(body)
+        while True:
+            try:
+                got = await self._try(retry, method, path, content, headers, ANSWER_TIMEOUT_S)
+            except (Broken, Refused) as failure:
+                await self._connection.pause(retry.after(failure))
+            else:
+                retry.progress()
+                return self._json(got)
+
+    async def _try(
+        self,
+        retry: RetryState,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        *,
+        streamed: bool = False,
+    ) -> HttpAnswer:
+        """Send the request once. Raises Broken, Refused."""
+        own = {"Content-Type": "application/json"} if body else {}
+        if self._servers.key:
+            own["Authorization"] = f"Bearer {self._servers.key}"
+        own.update(headers)
+        check_headers(own)
+        answer = await self._connection.send(Send(method, retry.server() + path, own, body, timeout_s, streamed))
+        if answer.status >= 400:
+            raise Refused(answer)
+        return answer
+
+    def _json(self, answer: HttpAnswer) -> Json:
+        try:
+            value = json.loads(answer.body)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise NoAnswer(self._servers.url, "its answer is no JSON object")
+        return value
+
+    def _retry(self, patience: Patience | None = None, **limits: Any) -> RetryState:
+        return RetryState(self._servers, patience or self._patience, self._chance, **limits)
+
+
+def _event(job_id: str, sent: SentEvent, cursor: str) -> StreamEvent:
+    """Raises StreamReset, EventsUnreadable; Refused if the server is too old for the job."""
+    if sent.name == "ping":
+        return StreamEvent(sent.name, cursor, {})
+    try:
+        data = json.loads(sent.data)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise EventsUnreadable("invalid_event", f"the data of an event {sent.name} is no JSON object")
+    if sent.name == "stream.reset":
+        raise StreamReset(job_id, StreamEvent(sent.name, cursor, data))
+    if sent.name == "error":
+        error = data.get("error") or {}
+        if error.get("code") == NEWER_VERSION:
+            raise Refused(HttpAnswer(503, EMPTY, sent.data.encode(), sent.at))
+        raise EventsUnreadable(str(error.get("code")), str(error.get("message")))
+    return StreamEvent(sent.name, cursor, data)
+
+
+def job_path(job_id: str) -> str:
+    """The path of a job in the API."""
+    return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+# --- input and output ------------------------------------------------------------------------------------------------
+
 
 CONNECT_TIMEOUT_S = 5.0
 BREAKS = (
@@ -171,23 +680,6 @@ def _answer(response: httpx2.Response, body: bytes) -> HttpAnswer:
     return HttpAnswer(response.status_code, headers, body, time.monotonic())
 
 
-__all__ = [
-    "FINAL",
-    "ApiRefusal",
-    "AsyncPenstockClient",
-    "EventsUnreadable",
-    "InvalidAddress",
-    "InvalidRequest",
-    "JobFailed",
-    "NoAnswer",
-    "Pause",
-    "PenstockClient",
-    "PenstockError",
-    "StreamEvent",
-    "StreamReset",
-    "WaitTimeout",
-]
-
 URL, KEY = "PENSTOCK_URL", "PENSTOCK_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 60.0
@@ -232,7 +724,7 @@ class _Client:
         hosts = {urlsplit(url).hostname or "" for url in self._servers.urls}
         return {
             "limits": httpx2.Limits(max_connections=None),
-            "mounts": {f"all://{_in_url(host)}": None for host in hosts if _is_loopback(host)},
+            "mounts": {f"all://{f'[{host}]' if ':' in host else host}": None for host in hosts if _is_loopback(host)},
         }
 
 
@@ -267,7 +759,7 @@ class PenstockClient(_Client):
 
     def wait(self, job_id: str, timeout_s: float = math.inf) -> Json:
         """Return the job object once the job has completed. Raises JobFailed, WaitTimeout."""
-        return _completed(self._run(lambda call: call.wait(job_id, timeout_s, time.monotonic())))
+        return self._run(lambda call: call.wait(job_id, timeout_s, time.monotonic()))
 
     def cancel(self, job_id: str) -> Json:
         """Cancel a job, queued or running, and return the job object."""
@@ -287,13 +779,7 @@ class PenstockClient(_Client):
                 _done(events.aclose())
 
     def request(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        headers: Mapping[str, str] = EMPTY,
-        *,
-        tries_again: bool = False,
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = EMPTY, *, tries_again: bool = False
     ) -> Json:
         """Send any other request of the API, and return the JSON object of its answer. Set `tries_again` only if the
         server may get it twice."""
@@ -331,7 +817,7 @@ class AsyncPenstockClient(_Client):
 
     async def wait(self, job_id: str, timeout_s: float = math.inf) -> Json:
         """See PenstockClient."""
-        return _completed(await self._run(lambda call: call.wait(job_id, timeout_s, time.monotonic())))
+        return await self._run(lambda call: call.wait(job_id, timeout_s, time.monotonic()))
 
     async def cancel(self, job_id: str) -> Json:
         """See PenstockClient."""
@@ -346,13 +832,7 @@ class AsyncPenstockClient(_Client):
                     yield event
 
     async def request(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        headers: Mapping[str, str] = EMPTY,
-        *,
-        tries_again: bool = False,
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = EMPTY, *, tries_again: bool = False
     ) -> Json:
         """See PenstockClient."""
         return await self._run(lambda call: call.request(method, path, body, headers, tries_again=tries_again))
@@ -372,18 +852,8 @@ def _done(work: Awaitable[Result]) -> Result:
     raise AssertionError("a call for threads has waited")
 
 
-def _completed(job: Json) -> Json:
-    if job["status"] != "completed":
-        raise JobFailed(job)
-    return job
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:  # a name
         return False
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

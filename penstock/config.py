@@ -71,6 +71,15 @@ class Sources:
         here = Path.cwd()
         return f"set in {self.path.relative_to(here) if self.path.is_relative_to(here) else self.path}"
 
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Adds what set the key to a ConfigError of the block."""
+        try:
+            yield
+        except ConfigError as error:
+            error.source = error.source or self.of(error.key)
+            raise
+
 
 def _has(table: Mapping[str, Any], key: str) -> bool:
     """Whether a dotted key is set; names of tables may have dots themselves."""
@@ -160,7 +169,7 @@ class Config:
 
     def naming_sources(self) -> AbstractContextManager[None]:
         """A context manager that adds what set the key to a ConfigError."""
-        return _naming(self._sources)
+        return self._sources.naming()
 
     def source(self, key: str) -> str:
         """What set this key, such as "set by the flag --port"; "" if nothing did, or it is not known."""
@@ -203,35 +212,21 @@ def load(
         flags: values from the command line by (section, key); None: not given.
     """
     raw = _from_file(path)
-    with _naming(Sources(path=path, file=raw)):
+    with Sources(path=path, file=raw).naming():
         for section, values in raw.items():
             if section not in SECTIONS:
                 raise ConfigError(section, "no such section", nearest(section, SECTIONS))
             if not isinstance(values, dict):
                 raise ConfigError(section, f"expected a table [{section}], got {type(values).__name__}")
     variables = _variables(kinds, environ)
-    for (section, key), variable in variables.items():
-        raw.setdefault(section, {})[key] = environ[variable]
     given = {target: value for target, value in (flags or {}).items() if value is not None}
-    for (section, key), value in given.items():
+    for (section, key), value in ({target: environ[name] for target, name in variables.items()} | given).items():
         raw.setdefault(section, {})[key] = value
     config = Config(raw, Sources(given.keys(), variables, path, raw))
     with config.naming_sources():
         for name, kind in kinds.items():
-            if name in TABLES:
-                config.table(name, kind)
-            else:
-                config.section(name, kind)
+            config.table(name, kind) if name in TABLES else config.section(name, kind)
     return config
-
-
-@contextmanager
-def _naming(sources: Sources) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        error.source = error.source or sources.of(error.key)
-        raise
 
 
 def build(kind: type[S], values: Any, where: str) -> S:
@@ -302,8 +297,8 @@ def _logins_of(text: str) -> Iterator[str]:
 
 def _extra(hint: Any, key: str) -> Any:
     """What a setting's msgspec.Meta has under this key; "" if nothing."""
-    metas = (meta for meta in getattr(hint, "__metadata__", ()) if isinstance(meta, msgspec.Meta) and meta.extra)
-    return next((meta.extra[key] for meta in metas if meta.extra and key in meta.extra), "")
+    extras = (meta.extra for meta in getattr(hint, "__metadata__", ()) if isinstance(meta, msgspec.Meta) and meta.extra)
+    return next((extra[key] for extra in extras if key in extra), "")
 
 
 def _bound(message: str) -> str:
@@ -400,17 +395,12 @@ def _variables(kinds: Mapping[str, type[msgspec.Struct]], environ: Mapping[str, 
             continue
         if variable in known:
             found[known[variable]] = variable
-        elif not _belongs_to_another(variable, kinds):
+            continue
+        section = variable.removeprefix(ENV_PREFIX).split("_", 1)[0].lower()
+        is_anothers = section in SECTIONS and section not in kinds and section not in TABLES
+        if not is_anothers and variable not in ALIASES:  # another process checks the keys of its sections
             raise ConfigError(variable, UNKNOWN, nearest(variable, known))
     return found
-
-
-def _belongs_to_another(variable: str, kinds: Mapping[str, type[msgspec.Struct]]) -> bool:
-    """Whether another process reads this variable's section (it will check the key)."""
-    if variable in ALIASES:
-        return True
-    section = variable.removeprefix(ENV_PREFIX).split("_", 1)[0].lower()
-    return section in SECTIONS and section not in kinds and section not in TABLES
 
 
 SENTENCE = re.compile(r"(?<=[^.]{2}[.!?])\s+(?=[A-Z\"`])")
@@ -424,14 +414,9 @@ def field_meanings(kind: type) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(kind))
     except OSError:
         return {}
-    (definition,) = ast.parse(source).body
-    if not isinstance(definition, ast.ClassDef):
-        return {}
-    return {name: text for field, below in pairwise(definition.body) for name, text in _meaning(field, below)}
-
-
-def _meaning(field: ast.stmt, below: ast.stmt) -> list[tuple[str, str]]:
-    match field, below:
-        case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-            return [(name, SENTENCE.split(" ".join(text.split()))[0])]
-    return []
+    found: dict[str, str] = {}
+    for stated, below in pairwise(ast.parse(source).body[0].body):  # type: ignore[attr-defined]
+        match stated, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = SENTENCE.split(" ".join(text.split()))[0]
+    return found

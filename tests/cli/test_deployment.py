@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -12,10 +13,11 @@ import pytest
 from http_serving import QuietHandler, serving_http
 
 from cli import deployment as engines
-from cli.deployment import Deployment, load_deployment, own_name, with_upstream
+from cli.deployment import Deployment, is_free, listening, load_deployment, next_free, own_name, with_upstream
 from cli.instance import DataDir
-from cli.output import Exit, Problem
-from cli.suggestions import own_command
+from cli.options import own_command
+from cli.output import Exit, Problem, error_block
+from penstock import process
 from penstock.config import FLAGS, Config, ConfigError
 from workers.engines.llamacpp.settings import LlamacppSettings
 
@@ -117,12 +119,13 @@ def test_children_read_what_was_merged(tmp_path: Path) -> None:
 def test_command_lines_of_the_roles(tmp_path: Path) -> None:
     """Each role is a module of its own, safe from folders of the same name, under its name in `ps`."""
     deployment, home = loaded(tmp_path, engine="sim"), DataDir(tmp_path)
-    api, worker = deployment.api_program(home, 1, [7, 8]), deployment.worker_program(home, "worker-2", "sim")
+    others = {each.id: each for each in deployment.programs(home, [7, 8])}
+    api, worker = others["api-1"], deployment.worker_program(home, "worker-2", "sim")
     begin, settings = (sys.executable, "-P", "-m"), ("--settings", str(home.settings))
     assert api.argv == (*begin, "api", *settings, "--id", "api-1", "--listen-fd", "7", "--listen-fd", "8")
     assert worker.argv == (*begin, "workers", *settings, "--id", "worker-2", "--model", "sim")
-    assert deployment.scheduler_program(home).argv == (*begin, "scheduler", *settings, "--id", "scheduler-1")
-    assert deployment.offline_program(home, 2).argv == (*begin, "offline", *settings, "--id", "offline-2")
+    assert others["scheduler-1"].argv == (*begin, "scheduler", *settings, "--id", "scheduler-1")
+    assert others["offline-1"].argv == (*begin, "offline", *settings, "--id", "offline-1") and len(others) == 3
     assert api.fds == (7, 8) and worker.grace_s > deployment.worker.drain_s
 
 
@@ -215,3 +218,55 @@ def test_a_server_that_is_away_is_named() -> None:
 ])  # fmt: skip
 def test_a_name_of_a_server_becomes_one_of_ours(name: str, ours: str) -> None:
     assert own_name(name) == ours
+
+
+# --- the sockets of the API ------------------------------------------------------------------------------------------
+
+
+def test_taken_port_is_told_with_a_way_out() -> None:
+    """The next free port is proposed, in at most four lines."""
+    with listening("127.0.0.1", 0) as (first,):
+        port = first.getsockname()[1]
+        with pytest.raises(Problem, match=f"port {port} is taken") as caught, listening("127.0.0.1", port):
+            pass
+        free = next_free("127.0.0.1", port + 1)
+    problem = caught.value
+    assert problem.exit_code == 1
+    assert len(error_block(problem)) <= 4
+    assert problem.next_step == f"penstock up --port {free}"
+
+
+def test_unknown_host_is_a_problem() -> None:
+    """A host that is none of this machine's is told, not thrown."""
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        with pytest.raises(Problem, match="cannot listen"), listening(host, 0):
+            pass
+
+
+def test_localhost_is_both_loopbacks() -> None:
+    """On one port; if another program has that port of one of them, its name would lead to that program."""
+    with listening("localhost", 0) as listeners:
+        port = listeners[0].getsockname()[1]
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, port)):
+                pass
+        assert not is_free("localhost", port) and not is_free("::1", port)
+    for host in ("127.0.0.1", "::1"):
+        with listening(host, 0) as (other,):
+            port = other.getsockname()[1]
+            with pytest.raises(Problem, match=f"port {port} is taken"), listening("localhost", port):
+                pass
+
+
+def test_a_machine_may_lack_one_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing in ("::1", "127.0.0.1"):
+        # An address of no interface stands for the missing one.
+        monkeypatch.setattr(process, "LOCALHOST", tuple(
+            {"::1": "2001:db8::1", "127.0.0.1": "192.0.2.1"}[host] if host == missing else host
+            for host in ("127.0.0.1", "::1")
+        ))  # fmt: skip
+        with listening("localhost", 0) as (listener,), socket.create_connection(listener.getsockname()[:2]):
+            pass
+    monkeypatch.setattr(process, "LOCALHOST", ("192.0.2.1", "2001:db8::1"))
+    with pytest.raises(Problem, match="cannot listen"), listening("localhost", 0):
+        pass

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ from cli_instance import a_state, running_at
 from msgspec.structs import replace
 from redis import Redis
 
+from cli import deployment as engines
 from cli import doctor as checks
+from cli.__main__ import main
 from cli.deployment import load_deployment
-from cli.doctor import Check, files, judge_redis, summary
+from cli.doctor import Check, check_records, files, judge_redis, summary
 from cli.instance import DataDir, ProcessEntry
+from telemetry.records.reader import create
+from telemetry.records.schema import ENCODER, RecordSettings, SampleRecord
 
 pytestmark = pytest.mark.slow
 
@@ -137,3 +143,113 @@ def test_open_files_for_every_connection(tmp_path: Path, monkeypatch: pytest.Mon
     assert "takes 3328 connections, not 20000" in found.detail
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
     assert files(deployment).status == "ok", "19,232 of 20,000 are enough"
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def records_in(folder: Path, *, running: bool = True, enabled: bool = True) -> Check:
+    (check,) = check_records(RecordSettings(enabled=enabled), folder, running=running)
+    return check
+
+
+def sampled(folder: Path, dropped: int, age_s: float = 0.0) -> None:
+    at = time.time() - age_s
+    path, file = create(folder, at, "api", 1)
+    sample = SampleRecord(at_us=int(at * 1e6), role="api", process="api-1", pid=1, cpu_s=1.0, dropped=dropped)
+    os.write(file, ENCODER.encode(sample) + b"\n")
+    os.close(file)
+    os.utime(path, (at, at))
+
+
+@pytest.mark.parametrize(("samples", "running", "status"), [
+    ([(0, 0)], True, "ok"), ([], False, "ok"), ([(3, 0)], True, "warn"), ([(3, 4000), (0, 0)], True, "ok"),
+    ([(0, 120)], True, "warn"), ([(0, 120)], False, "ok"),
+], ids=["well", "nothing yet", "lost", "lost long ago", "silent", "stopped"])  # fmt: skip
+def test_records_are_judged(samples: list[tuple[int, int]], running: bool, status: str, tmp_path: Path) -> None:
+    """`samples`: records that were lost, and how many seconds ago that was written."""
+    for dropped, age_s in samples:
+        sampled(tmp_path, dropped, age_s)
+    assert records_in(tmp_path, running=running).status == status
+    assert records_in(tmp_path, enabled=False).status == "ok"
+
+
+# --- plug-in engines, as `up` and `doctor` check them ----------------------------------------------------------------
+
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "engine"
+KILLED = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, whose modules and those of the example can be imported by processes."""
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (EXAMPLE, tmp_path))))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def configure(folder: Path, engine: str, options: str = "") -> None:
+    (folder / "penstock.toml").write_text(f'[models.m]\nengine = "{engine}"\n{options}\n')
+
+
+def checked(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+    """What `penstock doctor` finds, by name."""
+    main(["doctor", "--json"])
+    return {each["name"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
+
+
+def test_doctor_builds_a_plug_in(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configure(folder, "echo_engine:Echo", "options.slots = 3")
+    found = checked(capsys)["engine echo_engine:Echo"]
+    assert (found["status"], found["detail"]) == ("ok", "m: can be built")
+    configure(folder, "echo_engine:Echo", "options.slots = 'x'")
+    found = checked(capsys)["engine echo_engine:Echo"]
+    assert found["status"] == "fail" and found["detail"].startswith("models.m.options.slots: expected a whole number")
+
+
+@pytest.mark.parametrize(("engine", "problem"), [
+    ("no_such:Echo", "no_such:Echo cannot be imported: ModuleNotFoundError"),
+    ("killed:Echo", "the process that built the engine was killed by SIGKILL"),
+])  # fmt: skip
+def test_up_starts_nothing_without_its_engine(engine: str, problem: str, folder: Path, told: Any) -> None:
+    """Whatever the plug-in does to its process; no server and no process is left, or was there."""
+    (folder / "killed.py").write_text(KILLED)
+    configure(folder, engine)
+    errors = told("up --port 0", code=2).err
+    assert f"error: models.m.engine: {problem}" in errors
+    assert "cause: set in penstock.toml" in errors and "next:  " in errors
+    assert not list((folder / ".penstock").glob("logs/redis-1.log"))
+
+
+def test_a_plug_in_that_does_not_come_back_is_not_waited_for(
+    folder: Path, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "CHECK_TIMEOUT_S", 0.5)
+    (folder / "hangs.py").write_text("import time\ntime.sleep(600)")
+    configure(folder, "hangs:Echo")
+    assert "error: models.m.engine: the engine was not built within" in told("up --port 0", code=2).err
+
+
+@pytest.mark.parametrize(("engine", "option", "error"), [
+    ("sim", "options.slotz = 3", "options.slotz: no such setting"),
+    ("sim", "shapes.a.upto = 1\nshapes.b.options.slotz = 3", "shapes.b.options.slotz: no such setting"),
+])  # fmt: skip
+def test_options_of_a_built_in_engine_are_checked_before_the_start(
+    engine: str, option: str, error: str, folder: Path, told: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No server is started for them and no model is fetched; the doctor sees them, too."""
+    configure(folder, engine, option)
+    errors = told("up --port 0", code=2).err
+    assert f"error: models.m.{error}" in errors and "cause: set in penstock.toml\n" in errors
+    assert not (folder / ".penstock").exists()
+    assert checked(capsys)["settings"]["detail"].startswith(f"models.m.{error}")
+
+
+def test_a_flag_at_fault_is_named(folder: Path, told: Any) -> None:
+    """Where no model is configured, the setting is that of `up`."""
+    errors = told("up --port 0 --engine no_such:Echo", code=2).err
+    assert "error: up.engine: no_such:Echo cannot be imported" in errors and "cause: set by the flag --engine" in errors

@@ -19,7 +19,7 @@ from cli.processes import _print
 from streaming.fleet.process import Process
 from streaming.keys import fleet_key
 
-NAMES = ("id", "state", "model")
+NAMES = ("id", "state", "model", "shape")
 WORKER: dict[str, Any] = {"id": "worker-1", "state": "ready", "model": "m", "shape": "", "away": ""}
 
 

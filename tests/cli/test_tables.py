@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -11,12 +12,7 @@ from hypothesis import strategies as st
 from terminals import Terminal
 
 from cli import jobs
-from cli.output import (
-    StreamWrapper,
-    cells,
-    print_rows,
-    print_table,
-)
+from cli.output import StreamWrapper, cells, print_rows, print_table
 
 ESC = "\x1b"
 IDS = [f"job_00{digit * 30}" for digit in "0123456789abcdef"]
@@ -67,12 +63,12 @@ def test_a_pipe_gets_whole_ids_and_times(
 
 
 def shown(pieces: list[str], width: int) -> str:
-    written = list[str]()
-    wrapper = StreamWrapper(written.append, lambda: width)
-    for piece in pieces:
-        wrapper.feed(piece)
-    wrapper.flush()
-    return "".join(written)
+    with patch.object(sys, "stdout", Terminal()) as screen, patch("cli.output.terminal_width", lambda _: width):
+        wrapper = StreamWrapper()
+        for piece in pieces:
+            wrapper.feed(piece)
+        wrapper.flush()
+        return screen.getvalue()
 
 
 WORDS = st.text("abc", min_size=1, max_size=9)

@@ -17,14 +17,7 @@ import pytest
 
 from penstock import process
 from penstock.config import ConfigError
-from penstock.process import (
-    Launch,
-    StartError,
-    argument_parser,
-    needed_to_start,
-    on_stop_signal,
-    run_process,
-)
+from penstock.process import Launch, StartError, argument_parser, needed_to_start, on_stop_signal, run_process
 
 
 class ThingSettings(msgspec.Struct, frozen=True):

@@ -147,7 +147,7 @@ def test_a_process_that_drains_ends_its_streams_or_sends_them_elsewhere(drain_s:
 
 def test_a_stopped_process_is_left_after_its_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGSTOP: the connection stays open and brings nothing."""
-    monkeypatch.setattr("penstock.client_protocol.SILENCE_S", 1.0)
+    monkeypatch.setattr("penstock.client.SILENCE_S", 1.0)
     with two_doors(tmp_path) as (_, doors, urls), PenstockClient(urls) as client:
         job, text = client.submit(chat("stop")), ""
         for event in client.stream(job["id"]):

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
+from house import free_port
+from http_serving import serving_http
 
-from penstock.client_protocol import (
+from penstock.client import (
+    FIRST_PATIENCE_S,
     MAX_DELAY_S,
+    PATIENCE_S,
     SILENCE_S,
     ApiRefusal,
+    AsyncPenstockClient,
     Broken,
     Call,
     Connection,
@@ -26,6 +32,7 @@ from penstock.client_protocol import (
     NoAnswer,
     Patience,
     Pause,
+    PenstockClient,
     Send,
     SentEvent,
     ServerList,
@@ -217,16 +224,13 @@ def test_a_wait_polls_to_the_end_and_within_its_time() -> None:
     """Each poll asks for no more than the time that is left."""
     running, done = {"status": "in_progress"}, {"status": "failed"}
     played = Played(calls().wait("job_1", 40.0, now=0.0), [ok(running, 30.0), broken(31.0), ok(done, 39.0)])
-    assert played.result == done
+    assert isinstance(played.error, JobFailed) and played.error.job == done
     assert [send.url.partition("=")[2] for send in played.sent] == ["30.000", "10.000", "8.900"]
     assert [round(send.timeout_s, 1) for send in played.sent] == [42.0, 12.0, 10.9]
     played = Played(calls().wait("job_1", 40.0, now=0.0), [ok(running, 30.0), ok(running, 40.0)])
     assert isinstance(played.error, WaitTimeout) and (played.error.job_id, played.error.job) == ("job_1", running)
     played = Played(calls().wait("job_1", 0.0, now=5.0), [ok(running, 5.0)])
     assert isinstance(played.error, WaitTimeout) and played.sent[0].url.endswith("=0.000")
-
-
-def test_a_wait_that_meets_a_dead_server_ends_at_its_time() -> None:
     played = Played(calls().wait("job_1", 2.0, now=0.0), [broken(0.5), broken(1.95)])
     assert isinstance(played.error, WaitTimeout)
     played = Played(calls(A, B).wait("job_1", 50.0, now=0.0), [broken(45.0), broken(49.9)])
@@ -356,3 +360,52 @@ def test_what_is_no_address_is_refused_at_once(url: str) -> None:
     with pytest.raises(InvalidAddress, match="is no address of a server; write it as http"):
         ServerList([url], "")
     assert ServerList("http://a/, http://b", "").urls == [A, B]
+
+
+# --- input and output ------------------------------------------------------------------------------------------------
+
+
+class Garbled(http.server.BaseHTTPRequestHandler):
+    """Announces a compressed body and sends another."""
+
+    def do_GET(self) -> None:
+        kind = "text/event-stream" if self.path.endswith("/events") else "application/json"
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", "7")
+        self.end_headers()
+        self.wfile.write(b"no gzip")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with serving_http(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Garbled)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
+async def test_a_compressed_body_that_broke_is_a_broken_connection(url: str) -> None:
+    with PenstockClient(url, patience_s=0) as client:
+        with pytest.raises(NoAnswer):
+            client.get("job_1")
+        with pytest.raises(NoAnswer):
+            list(client.stream("job_1"))
+    async with AsyncPenstockClient(url, patience_s=0) as other:
+        with pytest.raises(NoAnswer):
+            await other.get("job_1")
+        with pytest.raises(NoAnswer):
+            [event async for event in other.stream("job_1")]
+
+
+@pytest.mark.slow
+def test_an_address_where_nothing_runs_is_told_soon() -> None:
+    """With the default patience, which is for servers that were there before."""
+    pauses: list[Pause] = []
+    url = f"http://127.0.0.1:{free_port()}"
+    with PenstockClient(url, on_retry=pauses.append) as client, pytest.raises(NoAnswer) as told:
+        client.submit({"model": "m"})
+    assert str(told.value).startswith(f"no penstock answers at {url}: ") and "refused" in told.value.cause
+    assert len(pauses) > 1 and sum(pause.seconds for pause in pauses) < FIRST_PATIENCE_S < PATIENCE_S / 10
