@@ -8,13 +8,12 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from api.admin.pools import PoolOverride
-from api.auth.access import Access
 from api.openai.answers import ANSWERS, STRING, Schema, any_of, ref, schema
 from api.openai.batch_lines import BatchRequest
 from api.openai.responses.conversation import ConversationRequest, ConversationUpdate, ItemsRequest
 from api.openai.schemas import JOB_MODELS, MODELS
 from api.query import PARAMS
-from api.routes import JOB_HEADERS, ROUTES, Route
+from api.routes import JOB_HEADERS, ROUTES, Access, Route
 
 PATH_PARAM = re.compile(r"\{(\w+)")
 PLAIN: dict[str, Schema] = {

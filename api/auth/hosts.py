@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from starlette.responses import Response
 
-from api.auth import access_errors
+from api.openai import errors
 from api.settings import ORIGIN
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
@@ -39,7 +39,7 @@ class Hosts:
         name = host_name(value or b"")
         if is_loopback_name(name) or name in self._allowed or (path in PROBES and not self._keyless):
             return
-        raise access_errors.foreign_host(name or (value or b"").decode("latin-1"))
+        raise errors.foreign_host(name or (value or b"").decode("latin-1"))
 
 
 @lru_cache(maxsize=256)
@@ -111,9 +111,9 @@ class Origins:
                 return
             # The Host was checked before, so a page with the same one is this server's own.
             if not _is_loopback_origin(origin) and origin.partition(b"://")[2] != headers.get(b"host"):
-                raise access_errors.foreign_origin(origin.decode("latin-1"))
+                raise errors.foreign_origin(origin.decode("latin-1"))
         if site is not None and site not in OWN_SITES and not _is_visit(method, path, headers):
-            raise access_errors.foreign_origin((origin or b"Sec-Fetch-Site: " + site).decode("latin-1"))
+            raise errors.foreign_origin((origin or b"Sec-Fetch-Site: " + site).decode("latin-1"))
 
     def allows(self, origin: bytes | None, path: str) -> bool:
         """Whether pages of this origin may request the path and read its answer."""
@@ -134,7 +134,7 @@ class Origins:
         if b"access-control-request-method" not in headers or origin is None or not path.startswith(CORS_PATH_PREFIX):
             return None
         if not self.allows(origin, path):
-            raise access_errors.foreign_origin(origin.decode("latin-1"))
+            raise errors.foreign_origin(origin.decode("latin-1"))
         asked = headers.get(b"access-control-request-headers", b"")
         if len(asked) > MAX_REQUEST_HEADERS_BYTES or (asked and not HEADER_NAMES.fullmatch(asked)):
             return None

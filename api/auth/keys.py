@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from api.auth import access_errors
 from api.auth.hosts import is_loopback
+from api.openai import errors
 from api.settings import ApiSettings, KeySettings
 from penstock.config import ConfigError
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
@@ -96,26 +96,24 @@ class Keyring:
         """Return the caller of the key in an Authorization header. Raises ApiError (401)."""
         if self.open:
             return LOCAL_CALLER
-        token = _bearer(authorization or "")
-        if not token:
-            raise access_errors.invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
-        caller = self._callers.get(self._digest(_sha256(token)))
-        if caller is None:
-            raise access_errors.invalid_api_key("This API key is not known here.")
-        return caller
+        digest = self._sent(authorization)
+        if not digest:
+            raise errors.invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
+        if digest not in self._callers:
+            raise errors.invalid_api_key("This API key is not known here.")
+        return self._callers[digest]
 
     def admin(self, authorization: str | None) -> Caller:
         """Return the caller of an admin key or, without keys, of the admin token. Raises ApiError (401, 403)."""
         if not self.open:
             caller = self.caller(authorization)
             if not caller.admin:
-                raise access_errors.permission_denied()
+                raise errors.permission_denied()
             return caller
         if not self._admin_token:
-            raise access_errors.admin_not_configured()
-        token = _bearer(authorization or "")
-        if not token or not hmac.compare_digest(self._digest(_sha256(token)), self._admin_token):
-            raise access_errors.admin_token_required()
+            raise errors.admin_not_configured()
+        if not hmac.compare_digest(self._sent(authorization), self._admin_token):
+            raise errors.admin_token_required()
         return OPERATOR
 
     def seal(self, name: str, secret: str) -> str:
@@ -129,6 +127,12 @@ class Keyring:
         if name not in self._admins or not hmac.compare_digest(self.seal(name, secret).encode(), seal.encode()):
             return None
         return self._admins[name][0]
+
+    def _sent(self, authorization: str | None) -> bytes:
+        """Return the digest of the key in an Authorization header; b"" without one."""
+        scheme, _, token = (authorization or "").strip().partition(" ")
+        token = token.strip()
+        return self._digest(hashlib.sha256(token.encode()).digest()) if token and scheme.lower() == "bearer" else b""
 
     def _digest(self, sha256: bytes) -> bytes:
         return hmac.digest(self._pepper, sha256, "sha256")
@@ -150,12 +154,3 @@ def check_keyless(settings: ApiSettings, keyring: Keyring) -> None:
     if keyring.open and "*" in settings.cors_origins:
         problem = "'*' would let every web page use this server, and no API key is configured"
         raise ConfigError("api.cors_origins", problem, "name the origins, or add a key as [keys.<name>]")
-
-
-def _sha256(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
-
-
-def _bearer(authorization: str) -> str:
-    scheme, _, token = authorization.strip().partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from api.auth.access import AccessTable
-from api.routes import ROUTES, TABLE, Route
+from api.routes import ROUTES, TABLE, AccessTable, Route
 
 
 def found_itself(table: AccessTable, route: Route) -> bool:

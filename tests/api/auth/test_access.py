@@ -16,14 +16,11 @@ from api_in_process import key_of
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from api.auth import access_errors
-from api.auth.access import Access
-from api.auth.access_errors import MAX_LOGGED, Refusals
-from api.auth.guard import RequestGuard
+from api.auth.guard import MAX_LOGGED, RequestGuard
 from api.auth.keys import Keyring
 from api.middleware import Observed
 from api.openai import errors
-from api.routes import ROUTES, TABLE
+from api.routes import ROUTES, TABLE, Access
 from api.services import Services
 from api.settings import ApiSettings
 from telemetry.process import start_tracing
@@ -164,12 +161,12 @@ async def test_with_keys_a_page_that_asks_first_is_told_the_setting() -> None:
 
 def test_senders_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """However many origins and hosts they make up, and no line is theirs."""
-    refusals = Refusals()
+    guard = RequestGuard(endpoint, cast(Services, SimpleNamespace(settings=ApiSettings(), keyring=Keyring({}))))
     for number in range(10 * MAX_LOGGED):
         origin = f"https://{number}.example\n{{}}"
         for _ in range(2):
-            refusals.log_once(access_errors.foreign_origin(origin), f"/v1/{'x' * 9999}\n")
-    refusals.log_once(errors.job_not_found(), "/v1/jobs/x")
+            guard.log_once(errors.foreign_origin(origin), f"/v1/{'x' * 9999}\n")
+    guard.log_once(errors.job_not_found(), "/v1/jobs/x")
     assert len(caplog.messages) == MAX_LOGGED + 1 and "no more" in caplog.messages[-1]
     assert all(len(each) < 1000 and "\n" not in each for each in caplog.messages)
 

@@ -117,7 +117,7 @@ async def test_the_log_says_why_a_page_is_refused(caplog: pytest.LogCaptureFixtu
     for _ in range(3):
         assert await door.ask("GET", "/v1/models", origin="https://once.example") == 403
         assert await door.ask("GET", "/v1/models", host="once-host.example") == 421
-    origin, host = [record.getMessage() for record in caplog.records if record.name == "api.auth.access_errors"]
+    origin, host = [record.getMessage() for record in caplog.records if record.name == "api.auth.guard"]
     assert "foreign_origin" in origin and "'/v1/models'" in origin and "https://once.example" in origin
     assert "cors_origins" in origin and "once-host.example" in host and "[keys" in host
 
