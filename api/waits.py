@@ -411,12 +411,13 @@ class WaitEstimates:
         """Whether no worker is on its way that could shorten a wait: the plan counts those that are ready."""
         return self.readiness.ready(model) >= self.plans.wanted(model)
 
-    def retry_s(self, job: Job, position: int | None = None) -> float:
-        """Return when to try again: once a job put now would start or, with the `position` of the last job of a full
-        lane, once part of the lane has started."""
-        before = None if position is None else position * self._partitions // FULL_LANE_SHARE
-        wait = self.wait(job, before)
-        return DEFAULT_RETRY_S if wait is None else wait.eta_ms / 1000
+    def retry(self, job: Job, position: int | None = None) -> tuple[float, int | None]:
+        """Return in how many seconds to try again, and in how many milliseconds a job put now would start (None:
+        unknown). `position`: of the last job of a full lane, in which it is worth a retry once a part has started."""
+        now = sooner = self.wait(job)
+        if position is not None:
+            sooner = self.wait(job, position * self._partitions // FULL_LANE_SHARE)
+        return (sooner.eta_ms / 1000 if sooner else DEFAULT_RETRY_S), now and now.eta_ms
 
 
 log = logging.getLogger(__name__)

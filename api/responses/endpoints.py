@@ -18,7 +18,9 @@ from api.admission import (
     accept,
     caller_of,
     idempotency_key,
+    prepare,
     read_body,
+    read_request,
     services_of,
 )
 from api.auth.keys import Caller
@@ -31,7 +33,6 @@ from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import RUNNING, ended_response, form_of, response_object
 from api.openai.responses.request import Context, InputFields, ResponseRequest
 from api.openai.schemas import Kind
-from api.prepared import prepare, read_request
 from api.query import value_of
 from api.responses.replies import Follower, ResponseStream, StoredStream, TokenCount, WholeResponse
 from api.responses.stored import add_turn, context_of, find, own_items

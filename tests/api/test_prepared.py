@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.admission import MAX_CACHED, PreparedRequest, PreparedRequests, prepare, read_request
 from api.auth.keys import Caller
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind
-from api.prepared import MAX_CACHED, PreparedRequest, PreparedRequests, prepare, read_request
 from api.services import Services
 from api.settings import ApiSettings
 from penstock.engine import Capabilities, ModelCard

@@ -190,9 +190,10 @@ def test_when_to_try_again_follows_from_the_wait() -> None:
     lane = Prospect(wait_s=40.0, each_s=0.4, waiting=100)
     for partitions, position in ((1, 100), (2, 50)):
         found = waits(partitions, standard=lane)
-        assert found.retry_s(JOB) == 40.0
-        assert found.retry_s(JOB, position) == pytest.approx(40.0 / FULL_LANE_SHARE, abs=0.001)
-    assert found.retry_s(replace(JOB, priority=Priority.BATCH)) == DEFAULT_RETRY_S == WaitEstimates().retry_s(JOB, 9)
+        assert found.retry(JOB) == (40.0, 40_000)
+        assert found.retry(JOB, position) == (pytest.approx(40.0 / FULL_LANE_SHARE, abs=0.001), 40_000)
+    unknown = (DEFAULT_RETRY_S, None)
+    assert found.retry(replace(JOB, priority=Priority.BATCH)) == unknown == WaitEstimates().retry(JOB, 9)
 
 
 def test_only_jobs_that_ended_lately_count(clock: Clock) -> None:
