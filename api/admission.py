@@ -74,7 +74,7 @@ def caller_of(request: HttpRequest) -> Caller:
 
 
 def header(scope: Scope, name: bytes, default: str = "") -> str:
-    """Return a header of a request; `name` is lower case. api/middleware.py has indexed the headers, which is cheaper
+    """Return a header of a request; `name` is lower case. api/app.py has indexed the headers, which is cheaper
     than the framework's request object."""
     value: bytes | None = scope["state"]["headers"].get(name)
     return default if value is None else value.decode("latin-1")

@@ -37,7 +37,7 @@ MAX_PATH = 128
 
 
 class RequestGuard:
-    """ASGI middleware that runs the guard; it is wrapped by api/middleware.py."""
+    """ASGI middleware that runs the guard; api/app.py wraps it."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services, self._keyring = app, services, services.keyring

@@ -16,9 +16,9 @@ from api_in_process import key_of
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from api.app import Observed
 from api.auth.guard import MAX_LOGGED, RequestGuard
 from api.auth.keys import Keyring
-from api.middleware import Observed
 from api.openai import errors
 from api.routes import ROUTES, TABLE, Access
 from api.services import Services
