@@ -1,4 +1,5 @@
-"""Request schemas: validates the bodies of chats, completions and jobs, and turns them into jobs.
+"""Request schemas: validates the bodies of chats, completions, jobs and tasks (embeddings, rankings, the tokenizer's
+calls), and turns them into jobs.
 
 Unknown fields are ignored and listed in the answer's X-Ignored-Fields. Fields of `queue` outside it are refused, and so
 are OpenAI fields that Penstock knows but does not support, so that no client takes an answer for one that used them.
@@ -12,29 +13,38 @@ from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec.structs import replace
-from pydantic import Field
+from pydantic import Field, Tag
 
-from api.openai import generation, tasks
+from api.openai import fields as known
 from api.openai.errors import invalid_request, refuse_if
 from api.openai.fields import (
+    MAX_INPUTS,
     MAX_MESSAGES,
+    ChatMessage,
+    Effort,
+    GenerationRequest,
+    HostedTool,
+    OfJob,
     Prompt,
+    PromptText,
+    QueuedRequest,
     Refused,
     ResponseFormat,
     Stop,
     StreamOptions,
     StrictBody,
     TokenLimit,
+    ToolFields,
+    by_shape,
     inputs_of,
     named_format,
+    shape,
 )
-from api.openai.generation import Effort, GenerationRequest, OfJob, QueuedRequest
 from api.openai.json_body import read_object, validated
-from api.openai.messages import ChatMessage, HostedTool, ToolFields
 from api.openai.responses.items import HostedItem
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
-from penstock.engine import MAX_LOGPROBS, ModelCard
-from streaming.jobs.job import Chat, Job, Text, Tokens
+from penstock.engine import MAX_LOGPROBS, Input, ModelCard, Sampling, Task
+from streaming.jobs.job import Chat, Inputs, Job, TaskForm, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.jobs.records import MAX_CHOICES
 from streaming.order import Priority
@@ -124,7 +134,7 @@ class CompletionFields(GenerationRequest):
 class ChatRequest(ToolFields, CompletionFields):
     """The body of POST /v1/chat/completions."""
 
-    REFUSED: ClassVar[Refused] = {**generation.UNSUPPORTED, **generation.CONSTRAINTS, **generation.COMPLETION_ONLY}
+    REFUSED: ClassVar[Refused] = {**known.UNSUPPORTED, **known.CONSTRAINTS, **known.COMPLETION_ONLY}
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     """The conversation, oldest turn first."""
@@ -170,7 +180,7 @@ class ChatRequest(ToolFields, CompletionFields):
 class CompletionRequest(CompletionFields):
     """The body of POST /v1/completions."""
 
-    REFUSED: ClassVar[Refused] = {**generation.UNSUPPORTED, **generation.CONSTRAINTS, **generation.CHAT_ONLY}
+    REFUSED: ClassVar[Refused] = {**known.UNSUPPORTED, **known.CONSTRAINTS, **known.CHAT_ONLY}
 
     prompt: Prompt
     """One text or several, or their token ids; each has its own choices."""
@@ -226,13 +236,151 @@ class CompletionJobRequest(OfJob, CompletionRequest):
     """What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."""
 
 
-Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | tasks.TaskRequest
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+GROUP_INPUTS = 64
+"""Inputs that an engine computes at once; another worker computes only the groups that have no answer."""
+MAX_DIMENSIONS = 65_536
+
+
+def groups_of(inputs: list[Input], first: tuple[Input, ...] = ()) -> Inputs:
+    """Inputs in groups, each of which begins with `first`."""
+    starts = range(0, len(inputs), GROUP_INPUTS)
+    return Inputs(tuple([first + tuple(inputs[start : start + GROUP_INPUTS]) for start in starts]))
+
+
+class TaskRequest(QueuedRequest):
+    """A request for something else than generated texts."""
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_tokens=1, temperature=0)  # it has no tokens; equal requests have equal answers
+
+
+class EmbeddingRequest(TaskRequest):
+    """The body of POST /v1/embeddings."""
+
+    input: Prompt
+    """One text or several, or their token ids; at most 2,048."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """`base64`: of little-endian float32. Null: `float`."""
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    """Numbers of each vector. Refused if the model makes vectors of one length."""
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        return groups_of(inputs_of(self.input))
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        form = TaskForm(base64=self.encoding_format == "base64")
+        return {"task": Task(kind="embed", dimensions=self.dimensions), "task_form": form}
+
+
+class TextDocument(StrictBody):
+    """A document to rank, as an object."""
+
+    text: PromptText
+    """Its text."""
+
+
+Document: TypeAlias = Annotated[
+    Annotated[PromptText, Tag("<str>")] | Annotated[TextDocument, Tag("<dict>")],
+    by_shape(shape, "a string or an object with text"),
+]
+
+
+class RerankRequest(TaskRequest):
+    """The body of POST /v1/rerank."""
+
+    query: PromptText
+    """What is asked."""
+    documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+    """Texts, or objects with `text`; at most 2,048."""
+    top_n: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Only the best so many. Null or 0: all."""
+    return_documents: bool | None = False
+    """Repeat the text of each document."""
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        texts = [each if isinstance(each, str) else each.text for each in self.documents]
+        return groups_of([*texts], (self.query,))
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        form = TaskForm(top_n=self.top_n or None, documents=bool(self.return_documents))
+        return {"task": Task(kind="rerank"), "task_form": form}
+
+
+class EmbeddingJobRequest(OfJob, EmbeddingRequest):
+    """The body of POST /v1/jobs for embeddings."""
+
+    endpoint: Literal["/v1/embeddings"]
+    """What the other fields describe."""
+
+
+class RerankJobRequest(OfJob, RerankRequest):
+    """The body of POST /v1/jobs for a ranking."""
+
+    endpoint: Literal["/v1/rerank"]
+    """What the other fields describe."""
+
+
+class TokenizeRequest(TaskRequest):
+    """The body of POST /tokenize: a text, or a conversation."""
+
+    prompt: str | None = None
+    """A text. Or give `messages`."""
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    """A conversation, which the model's template renders. Or give `prompt`."""
+    add_special_tokens: bool | None = None
+    """Count what the tokenizer adds to a text, such as its first token. Null: true."""
+    add_generation_prompt: bool | None = True
+    """Count the begin of the answer's turn at the end of a conversation."""
+    return_token_strs: bool | None = None
+    """Refused if true: use `/detokenize` for the text of each token."""
+
+    def check(self) -> None:
+        what = "is not supported here: use /detokenize for the text of each token"
+        refuse_if(self.return_token_strs, "return_token_strs", what)
+        both = self.messages is not None and self.prompt is not None
+        refuse_if(both, "messages", "must not be given together with prompt")
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        """Raises ApiError (400)."""
+        if self.messages is not None:
+            return Chat(tuple([message.turn for message in self.messages]))
+        refuse_if(self.prompt is None, "prompt", "is required, or messages")
+        return Text((self.prompt or "",))
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        special, begun = self.add_special_tokens is not False, self.add_generation_prompt is not False
+        return {"task": Task(kind="tokenize", special_tokens=special, generation_prompt=begun)}
+
+
+class DetokenizeRequest(TaskRequest):
+    """The body of POST /detokenize."""
+
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+    """Token ids of the model."""
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        return Tokens((tuple(self.tokens),))
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        return {"task": Task(kind="detokenize")}
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | TaskRequest
 
 JOB_MODELS: Mapping[str, type[Request]] = {
     "/v1/chat/completions": ChatJobRequest,
     "/v1/completions": CompletionJobRequest,
-    "/v1/embeddings": tasks.EmbeddingJobRequest,
-    "/v1/rerank": tasks.RerankJobRequest,
+    "/v1/embeddings": EmbeddingJobRequest,
+    "/v1/rerank": RerankJobRequest,
 }
 """What a job may be, by its `endpoint`."""
 
@@ -242,10 +390,10 @@ MODELS: Mapping[str, type[Request]] = {
     "completion": CompletionRequest,
     "response": ResponseRequest,
     "count": CountRequest,
-    "embedding": tasks.EmbeddingRequest,
-    "rerank": tasks.RerankRequest,
-    "tokenize": tasks.TokenizeRequest,
-    "detokenize": tasks.DetokenizeRequest,
+    "embedding": EmbeddingRequest,
+    "rerank": RerankRequest,
+    "tokenize": TokenizeRequest,
+    "detokenize": DetokenizeRequest,
 }
 
 
@@ -253,7 +401,7 @@ def parse(kind: Kind, body: bytes) -> Request:
     """Parse and validate a body. Raises ApiError (400) that names the field, never its value."""
     fields = read_object(body)
     model = _model(kind, fields)
-    generation.refuse(fields, model.REFUSED)
+    known.refuse(fields, model.REFUSED)
     request = validated(model, fields)
     request.check()
     if request.tools_asked is not None:
@@ -291,11 +439,11 @@ def to_job(
 ) -> Job:
     """Build the job of a request, in the requested lane but not above `ceiling`. `card`: of its model, if known."""
     queue, shown = request.queue, isinstance(request, InputFields)
-    prompt, tools = generation.passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
-    sampling, passed = request.sampling, generation.passed_fields(request, card)
+    prompt, tools = known.passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
+    sampling, passed = request.sampling, known.passed_fields(request, card)
     if tools is not None and tools.forced and sampling.json_schema is not None:
         sampling = replace(sampling, json_schema=None)  # a forced call has no text that a schema could hold
-    tier = generation.TIERS.get(request.service_tier or "auto")
+    tier = known.TIERS.get(request.service_tier or "auto")
     if tier is not None and clamp(tier, ceiling) is not tier:
         passed.pop("service_tier", None)  # a tier above the key's lanes is not bought elsewhere
     return Job(
@@ -346,12 +494,12 @@ def _extras(part: StrictBody, path: str, passing: ModelCard | None) -> Iterator[
     if isinstance(part, (HostedTool, HostedItem)):  # a union is made anew at each call
         yield f"{path}{part.type}"
         return
-    if part.model_extra and not (passing is not None and part.PASSED and generation.ALL not in passing.withheld):
+    if part.model_extra and not (passing is not None and part.PASSED and known.ALL not in passing.withheld):
         top = passing if isinstance(part, QueuedRequest) else None
         extras = [name for name in part.model_extra if name not in part.used]
-        yield from (path + name for name in extras if top is None or not generation.passes(name, top))
+        yield from (path + name for name in extras if top is None or not known.passes(name, top))
     for name in part.ignored:
-        if name != "verbosity" or not generation.passes(name, passing):
+        if name != "verbosity" or not known.passes(name, passing):
             yield path + name
     sent = part.model_fields_set
     for name, value in vars(part).items():  # in the order of the class
@@ -369,7 +517,7 @@ def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
     if kind == "job":
         endpoint = fields.get("endpoint", "/v1/chat/completions")
         if not isinstance(endpoint, str) or endpoint not in JOB_MODELS:
-            known = ", ".join(map(repr, JOB_MODELS))
-            raise invalid_request(f"endpoint must be one of {known}.", "endpoint")
+            endpoints = ", ".join(map(repr, JOB_MODELS))
+            raise invalid_request(f"endpoint must be one of {endpoints}.", "endpoint")
         return JOB_MODELS[endpoint]
     return MODELS[kind]

@@ -13,16 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.admission import (
-    Admitted,
-    accept,
-    caller_of,
-    idempotency_key,
-    prepare,
-    read_body,
-    read_request,
-    services_of,
-)
+from api.admission import Admitted, accept, caller_of, idempotency_key, prepare, read_body, read_request, services_of
 from api.auth.keys import Caller
 from api.jobs import as_json, as_page, job_headers, wait_for_end
 from api.openai import errors

@@ -15,8 +15,7 @@ from api.events import ROWS_PER_WRITE, patiently
 from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
 from api.openai.rendering import Facts, to_json
 from api.openai.responses.events import EventSequence
-from api.openai.results import answer_in_slices
-from api.openai.tasks import count_of
+from api.openai.results import answer_in_slices, count_of
 from api.responses.stored import add_turn
 from api.services import Services
 from api.stream.connection import Connection

@@ -12,8 +12,18 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
-from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, by_shape, shape
-from api.openai.messages import FunctionName, TextPart, arguments_of, unless_assistant, words_of
+from api.openai.fields import (
+    MAX_MESSAGES,
+    ClosedBody,
+    FunctionName,
+    StrictBody,
+    TextPart,
+    arguments_of,
+    by_shape,
+    shape,
+    unless_assistant,
+    words_of,
+)
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api.openai.batch_lines import envelope, job_of, not_run, output_line, request_of, traits
-from api.openai.generation import UNKNOWN
+from api.openai.fields import UNKNOWN
 from api.openai.schemas import to_job
 from streaming.batches.store import Batch
 from streaming.order import Priority

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from api.openai.errors import ApiError
-from api.openai.generation import UNKNOWN
+from api.openai.fields import UNKNOWN
 from api.openai.responses.items import shown_turn
 from api.openai.results import input_object
 from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job

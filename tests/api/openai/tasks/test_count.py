@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.openai.tasks import count_of
+from api.openai.results import count_of
 from workers.engines.task_answers import told_tokens
 
 
