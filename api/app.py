@@ -24,10 +24,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.admin.overview import LiveOverview
-from api.auth.guard import RequestGuard
+from api.auth.guard import RequestGuard, error_response
 from api.auth.hosts import PROBES
 from api.chat import JobEndpoint
-from api.error_answers import error_response
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openapi import document

@@ -25,13 +25,12 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from api.admission import services_of
-from api.error_answers import counted
 from api.jobs import job_headers, own_record, waiting_of
 from api.openai import cursor, job_events
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError, from_failure
 from api.openai.job_events import JobEvent
-from api.openai.rendering import CallParts
+from api.openai.rendering import CallParts, counted
 from api.services import Services
 from api.stream.writer import Watched, stream_url
 from penstock.engine import Failure

@@ -122,12 +122,7 @@ def _scaled(seconds: float, factor: float) -> float:
 
 
 def _quantile(ordered: list[tuple[float, bool]], share: float) -> float | None:
-    """The quantile of sorted ratios and whether they are bounds, interpolated; None if too many are bounds."""
-    if not any(bound for _, bound in ordered):
-        place = share * (len(ordered) - 1)
-        below = int(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below][0] + (place - below) * (ordered[above][0] - ordered[below][0])
+    """The quantile of sorted ratios and whether they are bounds; None if too many are bounds."""
     longer = 1.0
     for place, (ratio, bound) in enumerate(ordered):
         longer *= 1.0 if bound else 1 - 1 / (len(ordered) - place)
@@ -481,30 +476,23 @@ class WaitSampler:
             prediction, told, since, _ = watched = self.watched.pop(job_id)
             measured = None if record is None else measured_wait(record, prediction.seconds)
             if measured is not None:
-                if measured.seconds <= now - since + CLOCK_SLACK_S:
-                    self._errors.learn(prediction, told, measured.seconds, bound=measured.bound)
+                seconds, bound = measured
+                if seconds <= now - since + CLOCK_SLACK_S:
+                    self._errors.learn(prediction, told, seconds, bound=bound)
             elif record is not None and not record.state.final:
                 look_at = now + max(SAMPLE_INTERVAL_S, RECHECK_SHARE * (now - since))
                 self.watched[job_id] = watched._replace(look_at=look_at)
 
 
-class MeasuredWait(NamedTuple):
-    """How long a job waited."""
-
-    seconds: float
-    bound: bool = False
-    """It would have waited longer."""
-
-
-def measured_wait(record: JobRecord, predicted_s: float) -> MeasuredWait | None:
-    """Return how long a job waited; None while it waits.
+def measured_wait(record: JobRecord, predicted_s: float) -> tuple[float, bool] | None:
+    """Return for how many seconds a job waited, and whether it would have waited longer; None while it waits.
 
     A job that ended in the queue would have waited longer still. If it expired, or waited for longer than predicted,
     its wait is a bound; else it says nothing (None): its client cancelled it early.
     """
     if record.started_ms:
-        return MeasuredWait(max(0, record.started_ms - record.created_ms) / 1000)
+        return max(0, record.started_ms - record.created_ms) / 1000, False
     waited_s = max(0, record.done_ms - record.created_ms) / 1000
     if record.state is JobState.EXPIRED or (record.state.final and waited_s > predicted_s):
-        return MeasuredWait(waited_s, bound=True)
+        return waited_s, True
     return None

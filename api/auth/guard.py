@@ -13,21 +13,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import audit
 from api.auth.console import TOKEN_HEADER
-from api.auth.hosts import PROBES, Hosts, Origins
-from api.error_answers import error_response
+from api.auth.hosts import Senders
 from api.openai import errors
 from api.openai.errors import ApiError
+from api.openai.rendering import error_body
 from api.routes import TABLE, Access
 from api.services import Services
 from streaming.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-PROXIED = frozenset((
-    *(b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip", b"x-original-host"),
-    *(b"x-forwarded-" + each for each in (b"for", b"host", b"proto", b"port", b"prefix", b"server", b"scheme")),
-))  # fmt: skip
-"""Headers that proxies add. A server without keys refuses them: behind a proxy, every request seems local."""
 LOGGED = frozenset(("foreign_origin", "misdirected_request", "proxy_without_keys"))
 """The browser shows only a CORS or network error for these, so the operator needs the reason in the log."""
 MAX_LOGGED = 64
@@ -36,14 +31,19 @@ MAX_PATH = 128
 """Characters of a path that are logged."""
 
 
+def error_response(services: Services, error: ApiError) -> Response:
+    """Return the JSON answer to a refused request, which counts as an error told to a client."""
+    body = error_body(error, services.metrics.count_error)
+    return Response(body, error.status, error.headers, media_type="application/json")
+
+
 class RequestGuard:
     """ASGI middleware that runs the guard; api/app.py wraps it."""
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services, self._keyring = app, services, services.keyring
         settings, keyless = services.settings, self._keyring.open
-        self._hosts = Hosts(settings.hosts, keyless=keyless)
-        self._origins = Origins(settings.cors_origins, keyless=keyless)
+        self._senders = Senders(settings, keyless=keyless)
         self._metrics = Access.ANYONE if settings.shows_metrics(keyless=keyless) else Access.ADMIN
         self._logged: set[str] = set()
         """The refusals that this process has logged: each origin and host has one of its own."""
@@ -57,9 +57,9 @@ class RequestGuard:
         if found is not None:
             state.update(route=found.route.path, endpoint=found.route.endpoint)
             scope["path_params"] = found.params
-        state["cors"] = self._origins.cors_headers(path, state["headers"])
+        state["cors"] = self._senders.cors_headers(path, state["headers"])
         try:
-            self._check_sender(scope)
+            self._senders.check(scope["method"], path, state["headers"], scope["http_version"])
             if found is None:
                 answer = self._unlisted(scope)
             else:
@@ -78,21 +78,13 @@ class RequestGuard:
             if found is not None and found.route.action:
                 audit.acted(scope, found)
 
-    def _check_sender(self, scope: Scope) -> None:
-        """Check proxy headers, Host and origin. Raises ApiError (403, 421)."""
-        headers, path = scope["state"]["headers"], scope["path"]
-        if self._keyring.open and path not in PROBES and not PROXIED.isdisjoint(headers):
-            raise errors.proxy_without_keys()
-        self._hosts.check(headers.get(b"host"), path, scope["http_version"])
-        self._origins.check(scope["method"], path, headers)
-
     def _unlisted(self, scope: Scope) -> Response:
         """Return the answer to a CORS preflight; for anything else raise ApiError (403, 404, 405)."""
         method, path = scope["method"], scope["path"]
         methods = TABLE.methods(path)
         if not methods:
             raise errors.unknown_route(self._services.settings.base_path, TABLE.meant(method, path))
-        preflight = self._origins.preflight(methods, path, scope["state"]["headers"]) if method == "OPTIONS" else None
+        preflight = self._senders.preflight(methods, path, scope["state"]["headers"]) if method == "OPTIONS" else None
         if preflight is None:
             raise errors.method_not_allowed({*methods, "HEAD"} if "GET" in methods else methods)
         return preflight

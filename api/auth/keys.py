@@ -58,36 +58,24 @@ class Keyring:
             self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas)
             if key.admin:
                 self._admins[name] = (self._callers[digest], bytes.fromhex(key.sha256))
-        self.open = not self._callers
+        self.callers = tuple(self._callers.values())
+        """The holder of each key."""
+        self.open = not self.callers
         """Whether the server has no keys and serves anyone on this machine."""
+        self.tenants = frozenset(caller.tenant for caller in self.callers or (LOCAL_CALLER,))
+        """The tenants of all keys; without keys, the local one."""
         self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
+        self.has_admin_token = self.open and bool(self._admin_token)
+        """Whether there are no keys, but an admin token for /admin."""
         if self.has_admin_token:
             self._admins[OPERATOR.name] = (OPERATOR, bytes.fromhex(admin_token_sha256))
-
-    @property
-    def tenants(self) -> frozenset[str]:
-        """The tenants of all keys; without keys, the local one."""
-        return frozenset(caller.tenant for caller in (self._callers.values() or [LOCAL_CALLER]))
-
-    @property
-    def callers(self) -> tuple[Caller, ...]:
-        """The holder of each key."""
-        return tuple(self._callers.values())
-
-    @property
-    def has_admin_token(self) -> bool:
-        """Whether there are no keys, but an admin token for /admin."""
-        return self.open and bool(self._admin_token)
-
-    @property
-    def administrator(self) -> Caller | None:
+        self.administrator = next((caller for caller, _ in self._admins.values()), None)
         """The first who may administer; None if nobody may."""
-        return next((caller for caller, _ in self._admins.values()), None)
 
     def quotas_of(self, tenant: str) -> QuotaSettings:
         """Return the quotas set in a tenant's keys; for each quota the first key that sets it counts."""
         found = UNLIMITED
-        for caller in self._callers.values():
+        for caller in self.callers:
             if caller.tenant == tenant:
                 found = found.over(caller.quotas)
         return found

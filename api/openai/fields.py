@@ -591,6 +591,9 @@ class ChatMessage(StrictBody):
         return ChatTurn(role, text, calls, (self.tool_call_id or "") if role == "tool" else "", extras)
 
 
+Messages: TypeAlias = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 # --- generation ------------------------------------------------------------------------------------------------------
 
 TIERS = {

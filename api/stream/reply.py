@@ -16,10 +16,9 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from api.admission import Admitted
-from api.error_answers import error_body, error_event
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import ChunkRenderer, to_json
+from api.openai.rendering import ChunkRenderer, error_body, error_event, to_json
 from api.openai.responses.events import EventSequence
 from api.openai.results import answer_in_slices
 from api.services import Services
