@@ -1,6 +1,9 @@
 """Admission control: validates a request, checks limits, and turns it into an accepted job in the queue.
 
 No byte of the answer is sent before the job is accepted, so every refusal has its own HTTP status.
+
+Most chats of a client differ only in their messages. So everything that follows from the other fields, from the caller
+and from the model's card is prepared once for all requests whose other fields have the same bytes.
 """
 
 from __future__ import annotations
@@ -11,11 +14,13 @@ import hashlib
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
@@ -23,44 +28,27 @@ from starlette.types import Receive, Scope
 from api.auth.keys import Caller
 from api.openai import errors
 from api.openai.errors import ApiError, Wait
-from api.openai.json_body import Weighed, weighed
-from api.openai.schemas import Kind, Request
-from api.prepared import PreparedRequest
-from api.services import Services
-from api.waits import WaitLimit, exceeds
+from api.openai.fields import MAX_MESSAGES
+from api.openai.json_body import Weighed, is_heavy, weighed
+from api.openai.responses.request import ResponseRequest
+from api.openai.schemas import ChatRequest, Kind, Request, check_choices, ignored_fields, parse, to_job
+from api.waits import WaitLimit, exceeds, limit_of
+from penstock.engine import ChatTurn, ModelCard
 from penstock.loops import ExpectedErrors, retry
 from penstock.text import without_mark
 from streaming import errors as store
+from streaming.events import with_webhook
 from streaming.ids import joined, partition_of
-from streaming.jobs.job import CancelledBy, Job
+from streaming.jobs.job import CancelledBy, Chat, Job, Prompt, unsupported
+from streaming.jobs.places import Cost, cost_of, prompt_tokens
 from streaming.jobs.queue import Accepted
 from streaming.jobs.relay import ReorderBuffer
-from streaming.jobs.settings import QuotaSettings
+from streaming.order import Priority
 from telemetry import tracing as names
 from telemetry.tracing import Attributes, is_sampled
 
-
-async def out_of_reach(services: Services, job: Job, limit: WaitLimit) -> ApiError | None:
-    """Return the refusal of a job that exceeds a limit unless it starts at once; None if it may start in time.
-
-    The lane's wait alone refuses nothing, because jobs may have left the lane since, and because a job with a tight
-    limit goes before others: those that would start before it are counted now.
-    """
-    waits = services.waits
-    if not waits.plans.can_judge(job.model):
-        return None
-    settled = waits.has_all_workers(job.model)
-    if not exceeds(waits.wait(job), limit, settled=settled):
-        return None
-    try:
-        waiting = await services.job_reader.expected_place(job, services.cards.get(job.model))
-    except store.Unavailable:
-        return None  # the put will find out
-    wait = waits.wait(job, waiting)
-    if wait is None or not exceeds(wait, limit, settled=settled):
-        return None
-    return errors.deadline_unreachable(limit.field, limit.ms, job.priority, wait)
-
+if TYPE_CHECKING:
+    from api.services import Services
 
 log = logging.getLogger(__name__)
 
@@ -70,25 +58,7 @@ WITHDRAW_PAUSES_S = (1.0, 4.0, 16.0, 64.0)
 """Pauses before each look for an unanswered put; the look before found none."""
 
 
-@dataclass(slots=True)
-class Admitted:
-    """An accepted job, and the buffer that receives its tokens; the code that answers the request must close it."""
-
-    job: Job
-    """It has the id of the accepted one, if the idempotency key led to that."""
-    partition: int
-    accepted: Accepted
-    buffer: ReorderBuffer
-    request: Request
-    headers: dict[str, str]
-    keyed: bool = False
-    """The request has an idempotency key."""
-    wait: Wait | None = None
-    """Expected time until a worker starts the job; None: unknown."""
-
-    @property
-    def created_ms(self) -> int:
-        return self.accepted.created_ms or int(time.time() * 1000)
+# --- what every endpoint reads ---------------------------------------------------------------------------------------
 
 
 def services_of(request: HttpRequest) -> Services:
@@ -104,7 +74,7 @@ def caller_of(request: HttpRequest) -> Caller:
 
 
 def header(scope: Scope, name: bytes, default: str = "") -> str:
-    """Return a header of a request; `name` is lower case. api/middleware.py has indexed the headers, which is cheaper
+    """Return a header of a request; `name` is lower case. api/app.py has indexed the headers, which is cheaper
     than the framework's request object."""
     value: bytes | None = scope["state"]["headers"].get(name)
     return default if value is None else value.decode("latin-1")
@@ -136,6 +106,184 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
     return await weighed(without_mark(body))
 
 
+def idempotency_key(scope: Scope) -> str:
+    """Return the Idempotency-Key header, prefixed so that it cannot equal the key of a broker message; "" without one.
+
+    Raises ApiError (400).
+    """
+    key = header(scope, b"idempotency-key")
+    if len(key) > MAX_KEY_CHARS:
+        raise errors.invalid_request(f"Idempotency-Key has {len(key)} characters, at most {MAX_KEY_CHARS} are taken.")
+    return joined("header", key) if key else ""
+
+
+# --- preparation -----------------------------------------------------------------------------------------------------
+
+
+MAX_CACHED = 512
+MAX_OPTIONS_BYTES = 2048
+"""Of the fields beside the messages; requests with more are prepared each time."""
+
+
+class PreparedRequest(msgspec.Struct, frozen=True):
+    """A valid request, and its job without id, trace and times."""
+
+    asked: Request
+    """Without its messages, if `prompt` has them."""
+    job: Job
+    prompt: Prompt
+    card: ModelCard | None
+    """Of the model, if one was known."""
+    cost: Cost
+    """Of this request's `prompt`, not of the cached one."""
+    limit: WaitLimit | None
+    """The tighter of max_queue_ms and deadline_ms; None: the request has neither."""
+    ignored: str
+    """The value of X-Ignored-Fields."""
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    """A message whose validation changes nothing and finds nothing."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class _Body(msgspec.Struct):
+    messages: msgspec.Raw
+
+
+_split = msgspec.json.Decoder(_Body).decode
+_messages = msgspec.json.Decoder(Annotated[list[_Message], msgspec.Meta(min_length=1, max_length=MAX_MESSAGES)]).decode
+
+_Options: TypeAlias = tuple[bytes, bytes]
+"""What a body has before and behind its messages."""
+
+
+class PreparedRequests:
+    """Prepares the requests of one process, with a cache for those of plain chats. What it holds of callers, such as
+    `user` and `metadata`, ends with the next `clear`, every few seconds."""
+
+    def __init__(self) -> None:
+        self._cache: dict[tuple[Kind, _Options, str, Priority, bool], PreparedRequest] = {}
+
+    def clear(self) -> None:
+        """Prepare every request anew from now on."""
+        self._cache.clear()
+
+    def read(
+        self, services: Services, state: dict[str, Any], kind: Kind, body: bytes, *, waits: bool
+    ) -> PreparedRequest:
+        """Validate a body. `state`: of its scope. `waits`: the response stays open until the job ends.
+
+        Raises ApiError (400, 404).
+        """
+        caller: Caller = state["caller"]
+        plain = _plain(body) if kind in ("chat", "job") else None
+        if plain is None:
+            return prepare(services, caller, read_request(services, state, kind, body), waits=waits)
+        options, turns = plain
+        key = (kind, options, caller.tenant, caller.ceiling, waits)
+        known = self._cache.get(key)
+        if known is None or known.card is not services.cards.get(known.job.model):
+            asked = read_request(services, state, kind, body)
+            made = prepare(services, caller, asked, waits=waits)
+            if not isinstance(asked, ChatRequest):
+                return made
+            job = replace(made.job, prompt=Chat(()))
+            known = replace(made, asked=asked.model_copy(update={"messages": []}), job=job)
+            if len(self._cache) >= MAX_CACHED:
+                del self._cache[next(iter(self._cache))]
+            self._cache[key] = known
+        job, prompt = known.job, Chat(tuple([ChatTurn(turn.role, turn.content) for turn in turns]))
+        state["model"] = job.model
+        cost = replace(known.cost, prompt=prompt_tokens(prompt, job.sampling, job.tools))
+        return replace(known, prompt=prompt, cost=cost)
+
+
+def _plain(body: bytes) -> tuple[_Options, Sequence[_Message]] | None:
+    """Split the body of a chat; None if its messages are not plain, or if it is not a valid one for any other reason.
+    That two decoders read the body makes no difference: all but the messages is, byte by byte, what was validated."""
+    if is_heavy(body):
+        return None
+    try:
+        given = bytes(_split(body).messages)
+        messages = _messages(given)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    prefix, _, suffix = body.partition(given)
+    return ((prefix, suffix), messages) if len(prefix) + len(suffix) <= MAX_OPTIONS_BYTES else None
+
+
+def read_request(services: Services, state: dict[str, Any], kind: Kind, body: bytes) -> Request:
+    """Validate a body, and note its model in the `state` of its scope. Raises ApiError (400, 404)."""
+    asked = parse(kind, body)
+    check_choices(asked, services.settings.max_choices_per_request)
+    services.model(asked.model)
+    state["model"] = asked.model
+    return asked
+
+
+def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) -> PreparedRequest:
+    """Prepare a valid request. Raises ApiError (400) for what its model's engine does not support."""
+    card = services.cards.get(asked.model)
+    events, webhook = _recipients(services, caller.tenant, asked, waits=waits)
+    job = to_job(
+        asked,
+        tenant=caller.tenant,
+        ceiling=caller.ceiling,
+        reply_to=services.relay.address if waits else "",
+        events=events,
+        webhook=webhook,
+        card=card,
+    )
+    if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
+        raise errors.from_failure(failure)
+    ignored = ", ".join(ignored_fields(asked, card))
+    return PreparedRequest(asked, job, job.prompt, card, cost_of(job, card), limit_of(job), ignored)
+
+
+def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> tuple[str, str]:
+    """Return who gets the events of a job, and the webhook that the request names, as Job has them: nobody else, if its
+    client waits for the answer. Raises ApiError (400)."""
+    subscriptions, response = services.subscriptions, isinstance(asked, ResponseRequest)
+    if isinstance(asked, ResponseRequest):
+        letters = subscriptions.of_responses(tenant) if asked.background else ""
+    else:
+        letters = "" if waits else subscriptions.of_jobs(tenant)
+    if not asked.queue.webhook:
+        return letters, ""
+    try:
+        webhook = subscriptions.webhook(tenant, asked.queue.webhook)
+    except ValueError as error:
+        raise errors.invalid_request(f"queue.webhook {error}.", "queue.webhook") from None
+    return with_webhook(letters, response=response), webhook
+
+
+# --- acceptance ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Admitted:
+    """An accepted job, and the buffer that receives its tokens; the code that answers the request must close it."""
+
+    job: Job
+    """It has the id of the accepted one, if the idempotency key led to that."""
+    partition: int
+    accepted: Accepted
+    buffer: ReorderBuffer
+    request: Request
+    headers: dict[str, str]
+    keyed: bool = False
+    """The request has an idempotency key."""
+    wait: Wait | None = None
+    """Expected time until a worker starts the job; None: unknown."""
+
+    @property
+    def created_ms(self) -> int:
+        return self.accepted.created_ms or int(time.time() * 1000)
+
+
 async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:
     """Validate a request and put its job in the queue.
 
@@ -150,6 +298,28 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     return await accept(services, scope, prepared, body, waits=waits)
 
 
+async def out_of_reach(services: Services, job: Job, limit: WaitLimit) -> ApiError | None:
+    """Return the refusal of a job that exceeds a limit unless it starts at once; None if it may start in time.
+
+    The lane's wait alone refuses nothing, because jobs may have left the lane since, and because a job with a tight
+    limit goes before others: those that would start before it are counted now.
+    """
+    waits = services.waits
+    if not waits.plans.can_judge(job.model):
+        return None
+    settled = waits.has_all_workers(job.model)
+    if not exceeds(waits.wait(job), limit, settled=settled):
+        return None
+    try:
+        waiting = await services.job_reader.expected_place(job, services.cards.get(job.model))
+    except store.Unavailable:
+        return None  # the put will find out
+    wait = waits.wait(job, waiting)
+    if wait is None or not exceeds(wait, limit, settled=settled):
+        return None
+    return errors.deadline_unreachable(limit.field, limit.ms, job.priority, wait)
+
+
 async def accept(
     services: Services,
     scope: Scope,
@@ -161,16 +331,15 @@ async def accept(
 ) -> Admitted:
     """Put the job of a valid request in the queue; `waits` and errors as in `admit`. `refusal`: why no new job is
     accepted; only the existing one of its idempotency key is returned then."""
-    caller: Caller = scope["state"]["caller"]
-    key = idempotency_key(scope)
+    state, key = scope["state"], idempotency_key(scope)
+    caller: Caller = state["caller"]
     # A full store accepts no new job, but a repeated request with its key may still fetch its answer.
     if full := services.store.refusal if key else services.refusal:
         raise errors.store_full(full)
-    state = scope["state"]
     form = prepared.job.response
     job_id = services.queue.new_id(caller.tenant, key, form.conversation if form is not None else "")
     partition = partition_of(job_id) or 0
-    job = msgspec.structs.replace(
+    job = replace(
         prepared.job,
         id=job_id,
         prompt=prepared.prompt,
@@ -178,16 +347,29 @@ async def accept(
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
     )
-    put = partial(_put, services, prepared, job, partition, key, body, services.quotas(caller), refusal)
     began_ns = time.time_ns()
-    accepted, buffer = await _accept(services, job, put, waits=waits)
+    while True:
+        buffer = services.relay.open(job.id, whole=not job.stream)
+        try:
+            accepted = await _put(services, prepared, job, partition, caller, key, body, refusal)
+        except BaseException:
+            services.relay.close(buffer)
+            raise
+        buffer.accepted = True
+        if not (accepted.joined and waits):
+            break
+        services.relay.close(buffer)
+        # If that job was abandoned by its client, or has expired meanwhile, the key is free: put again.
+        with contextlib.suppress(store.Abandoned, store.UnknownJob):
+            buffer = await _join(services, accepted.id, whole=not job.stream)
+            break
     state["job"] = accepted.id
     if services.tracing.recording and is_sampled(job.trace) and not accepted.joined:
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
     headers, wait = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.place.before)}, None
     if accepted.joined:
-        job = msgspec.structs.replace(job, id=accepted.id)
+        job = replace(job, id=accepted.id)
     elif found := services.waits.show(job, accepted.place.in_lane):
         wait = found[1]
         headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)
@@ -198,68 +380,40 @@ async def accept(
     return Admitted(job, partition, accepted, buffer, prepared.asked, headers, bool(key), wait)
 
 
-async def _accept(
-    services: Services, job: Job, put: Callable[[], Awaitable[Accepted]], *, waits: bool
-) -> tuple[Accepted, ReorderBuffer]:
-    """Put the job, or join the one that has its idempotency key; return it with the buffer for its tokens."""
-    while True:
-        buffer = services.relay.open(job.id, whole=not job.stream)
-        try:
-            accepted = await put()
-        except BaseException:
-            services.relay.close(buffer)
-            raise
-        buffer.accepted = True
-        if not (accepted.joined and waits):
-            return accepted, buffer
-        services.relay.close(buffer)
-        # If that job was abandoned by its client, or has expired meanwhile, the key is free: put again.
-        with contextlib.suppress(store.Abandoned, store.UnknownJob):
-            return accepted, await _join(services, accepted.id, whole=not job.stream)
-
-
 async def _put(
     services: Services,
     prepared: PreparedRequest,
     job: Job,
     partition: int,
+    caller: Caller,
     key: str,
     body: bytes,
-    quota: QuotaSettings,
     refused: ApiError | None,
 ) -> Accepted:
-    asked = prepared.asked
-    digest = ""
-    if key:  # a body may be a valid request of two endpoints, whose jobs have other answers
-        kind = job.endpoint.encode() if job.task is not None else b""
-        digest = hashlib.sha256(kind + body).hexdigest()
-    reason = services.headroom.reason
+    # A body may be a valid request of two endpoints, whose jobs have other answers.
+    kind = job.endpoint.encode() if job.task is not None else b""
+    reason, late = services.headroom.reason, None
     refusal = refused or (store.StoreFull(reason) if reason else None)
-    late: ApiError | None = None
     try:
         if refusal is None and prepared.limit is not None:
             late = await out_of_reach(services, job, prepared.limit)
         return await services.queue.put(
             job,
             idempotency_key=key,
-            digest=digest,
-            must_run=bool(asked.queue.do_not_queue) or late is not None,
+            digest=hashlib.sha256(kind + body).hexdigest() if key else "",
+            must_run=bool(prepared.asked.queue.do_not_queue) or late is not None,
             cost=prepared.cost,
             partition=partition,
             refusal=refusal,
-            quota=quota,
-            version=asked.version_read,
+            quota=services.quotas(caller),
+            version=prepared.asked.version_read,
         )
     except store.NeverFits as error:
         raise errors.too_large_for_store(job, error.needed, error.most) from None
     except store.LaneFull as error:
-        retry_s = services.waits.retry_s(job, error.waiting)
-        raise errors.queue_full(error.waiting, error.own, retry_s, _eta_ms(services, job)) from None
+        raise errors.queue_full(error.waiting, error.own, *services.waits.retry(job, error.waiting)) from None
     except store.NoCapacity:
-        if late is not None:
-            raise late from None
-        retry_s = services.waits.retry_s(job)
-        raise errors.no_capacity(retry_s, _eta_ms(services, job)) from None
+        raise late or errors.no_capacity(*services.waits.retry(job)) from None
     except store.Unavailable:
         if key:  # the put may have succeeded: the client's retry finds the job
             raise errors.acceptance_unknown() from None
@@ -268,26 +422,6 @@ async def _put(
         raise errors.not_accepted() from None
     except asyncio.CancelledError:  # drain_s is over
         raise errors.put_cut_off() from None
-
-
-def _eta_ms(services: Services, job: Job) -> int | None:
-    """Return when a job put now would start."""
-    wait = services.waits.wait(job)
-    return None if wait is None else wait.eta_ms
-
-
-async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
-    """Cancel a job, batch or file whose put was not answered, and that its client was told is not accepted.
-
-    Retries `cancel` until the store answers. If there is nothing to cancel, the put may still be on its way, for as
-    long as TCP sends it again: looks for it again, at growing intervals.
-    """
-    expected = ExpectedErrors(store.Unavailable, log.debug, "a refused put is withdrawn later: %s")
-    for pause_s in WITHDRAW_PAUSES_S:
-        await asyncio.sleep(pause_s)
-        with contextlib.suppress(store.UnknownJob, store.UnknownBatch, store.UnknownFile):
-            await retry(cancel, expected, itertools.repeat(WITHDRAW_RETRY_DELAY_S))
-            return
 
 
 async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffer:
@@ -310,12 +444,15 @@ async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffe
     return buffer
 
 
-def idempotency_key(scope: Scope) -> str:
-    """Return the Idempotency-Key header, prefixed so that it cannot equal the key of a broker message; "" without one.
+async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
+    """Cancel a job, batch or file whose put was not answered, and that its client was told is not accepted.
 
-    Raises ApiError (400).
+    Retries `cancel` until the store answers. If there is nothing to cancel, the put may still be on its way, for as
+    long as TCP sends it again: looks for it again, at growing intervals.
     """
-    key = header(scope, b"idempotency-key")
-    if len(key) > MAX_KEY_CHARS:
-        raise errors.invalid_request(f"Idempotency-Key has {len(key)} characters, at most {MAX_KEY_CHARS} are taken.")
-    return joined("header", key) if key else ""
+    expected = ExpectedErrors(store.Unavailable, log.debug, "a refused put is withdrawn later: %s")
+    for pause_s in WITHDRAW_PAUSES_S:
+        await asyncio.sleep(pause_s)
+        with contextlib.suppress(store.UnknownJob, store.UnknownBatch, store.UnknownFile):
+            await retry(cancel, expected, itertools.repeat(WITHDRAW_RETRY_DELAY_S))
+            return

@@ -21,13 +21,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.admission import services_of
-from api.error_answers import counted
 from api.jobs import job_headers, own_record, waiting_of
 from api.openai import cursor, job_events
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError, from_failure
 from api.openai.job_events import JobEvent
-from api.openai.rendering import CallParts, Waiting
+from api.openai.rendering import CallParts, Waiting, counted
 from api.services import Services
 from api.stream.reply import STREAM_HEADERS, ClientGone, PacedWriter, body_message, start_message, stream_url
 from penstock.engine import Failure

@@ -83,51 +83,29 @@ async def metrics(request: Request) -> Response:
 
 
 async def live_samples(services: Services) -> list[GaugeSample]:
-    """Return gauges of lanes and batches; none while Redis does not answer."""
+    """Return gauges of lanes, with the longest wait of each class of tenants, and of batches, summed over tenants
+    because /metrics may be public; none while Redis does not answer."""
+    backlog, models, weights = services.backlog, services.models, services.weights
+    totals = services.batches.totals(services.keyring.tenants)
     try:
-        found = await asyncio.gather(_lanes(services), _classes(services), _batches(services))
+        lanes, ages, (unfinished, tokens) = await asyncio.gather(backlog.lanes(models), backlog.ages(models), totals)
     except Unavailable:
         return []
-    return [sample for samples in found for sample in samples]
-
-
-async def _lanes(services: Services) -> list[GaugeSample]:
-    """Return depth and age of every lane. Raises Unavailable."""
-    lanes = await services.backlog.lanes(services.models)
-    return [
-        GaugeSample(gauge, (lane.model, str(lane.priority)), value)
-        for lane in lanes
-        for gauge, value in (
-            (JobMetrics.lane_waiting, lane.waiting),
-            (JobMetrics.lane_running, lane.running),
-            (JobMetrics.lane_oldest, lane.oldest_ms / 1000),
-        )
+    samples = [
+        GaugeSample(OfflineMetrics.batches_unfinished, (), unfinished),
+        GaugeSample(OfflineMetrics.batch_tokens, (), tokens),
     ]
-
-
-async def _classes(services: Services) -> list[GaugeSample]:
-    """Return the longest wait of each class of tenants in every lane. Raises Unavailable."""
-    weights, samples = services.weights, list[GaugeSample]()
+    for lane in lanes:
+        labels = (lane.model, str(lane.priority))
+        samples.append(GaugeSample(JobMetrics.lane_waiting, labels, lane.waiting))
+        samples.append(GaugeSample(JobMetrics.lane_running, labels, lane.running))
+        samples.append(GaugeSample(JobMetrics.lane_oldest, labels, lane.oldest_ms / 1000))
     classes = {class_of(DEFAULT_WEIGHT), *map(class_of, weights.values())}
-    for (model, priority), waits in (await services.backlog.ages(services.models)).items():
+    for (model, priority), waits in ages.items():
         longest = dict.fromkeys(sorted(classes), 0)
         for tenant, ms in waits.items():
             name = class_of(weights.get(tenant, DEFAULT_WEIGHT))
             longest[name] = max(longest[name], ms)
-        samples += [
-            GaugeSample(JobMetrics.lane_class_oldest, (model, str(priority), name), ms / 1000)
-            for name, ms in longest.items()
-        ]
+        for name, ms in longest.items():
+            samples.append(GaugeSample(JobMetrics.lane_class_oldest, (model, str(priority), name), ms / 1000))
     return samples
-
-
-async def _batches(services: Services) -> list[GaugeSample]:
-    """Return the number of unfinished batches and their tokens, summed over tenants because /metrics may be public.
-
-    Raises Unavailable.
-    """
-    unfinished, tokens = await services.batches.totals(services.keyring.tenants)
-    return [
-        GaugeSample(OfflineMetrics.batches_unfinished, (), unfinished),
-        GaugeSample(OfflineMetrics.batch_tokens, (), tokens),
-    ]

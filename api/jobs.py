@@ -15,8 +15,7 @@ from starlette.responses import Response
 from api.admission import Admitted, admit, caller_of, services_of
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.fields import StrictBody
-from api.openai.generation import UNKNOWN
+from api.openai.fields import UNKNOWN, StrictBody
 from api.openai.rendering import NOT_WAITING, Waiting, job_object, to_json
 from api.openai.results import answer_in_slices, input_object
 from api.openai.schemas import ignored_fields

@@ -8,10 +8,14 @@ from typing import Any, NamedTuple
 
 from starlette.datastructures import QueryParams
 
-from api.openai.answers import INTEGER, NUMBER, STRING, Schema
 from api.openai.errors import invalid_request, refuse_if
 from streaming.jobs.job import JobState
 from streaming.order import Priority
+
+Schema = dict[str, Any]
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
 
 NUMERAL = re.compile(r"[0-9]{1,15}(?:\.[0-9]{0,15})?|\.[0-9]{1,15}")
 WHOLE = re.compile(r"([0-9]{1,15})(?:\.0{1,15})?")

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.admission import Admitted, accept, caller_of, idempotency_key, read_body, services_of
+from api.admission import Admitted, accept, caller_of, idempotency_key, prepare, read_body, read_request, services_of
 from api.auth.keys import Caller
 from api.conversations import add_turn, context_of, find, items_page, own_items
 from api.events import EventStream, HistoryChanged, deltas_of, in_parts, patiently
@@ -25,10 +25,8 @@ from api.openai.rendering import Facts, to_json
 from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import QUEUED, RUNNING, START, EventSequence, ended_response, form_of, response_object
 from api.openai.responses.request import Context, InputFields, ResponseRequest
-from api.openai.results import answer_in_slices
+from api.openai.results import answer_in_slices, count_of
 from api.openai.schemas import Kind
-from api.openai.tasks import count_of
-from api.prepared import prepare, read_request
 from api.query import value_of
 from api.services import Services
 from api.stream.reply import (

@@ -1,19 +1,45 @@
 """Route table: each route's endpoint, who may call it, and what the OpenAPI document says about it.
 
-The guard (api/auth/guard.py), which finds the endpoint of a request, and the document (api/openapi.py) read this table,
-so a route without an access right cannot be written down.
+The guard (api/auth/guard.py), which refuses every route that is not in it, and the document (api/openapi.py) read this
+table, so a route without an access right cannot be written down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import posixpath
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+from enum import Enum
 from typing import Any, NamedTuple
+
+from starlette.routing import compile_path
 
 from api import batches, chat, conversations, durable, events, files, health, jobs, responses, timing
 from api.admin import jobs as all_jobs
 from api.admin import letters, overview, pools, tenants
-from api.auth.access import Access, AccessTable
 from api.console import pages
+
+CONSOLE = "/console/"
+"""Every address below it is the console's page."""
+CLOSE = 0.85
+"""Likeness of a path that is spelt wrongly; 1 is the same."""
+MAX_MEANT = 256
+"""Characters of a path for which the right one is searched."""
+MAX_EXTRA_WORDS = 4
+
+
+class Access(Enum):
+    """Who may call a route."""
+
+    ANYONE = "anyone"
+    CALLER = "caller"
+    """The holder of any API key; without keys, anyone on this machine."""
+    ADMIN = "admin"
+    """The holder of an admin key; without keys, of the admin token."""
+    METRICS = "metrics"
+    """Anyone or an admin, as `[api] metrics` says."""
+
 
 ANYONE, CALLER, ADMIN = Access.ANYONE, Access.CALLER, Access.ADMIN
 
@@ -52,6 +78,58 @@ class Route(NamedTuple):
     def described_path(self) -> str:
         """The path as OpenAPI writes it."""
         return self.path.replace(":path}", "}")
+
+
+class RouteMatch(NamedTuple):
+    """The row that applies to a request, and the parameters in its path."""
+
+    route: Route
+    params: Mapping[str, str]
+
+
+class AccessTable:
+    """Finds the row of a request by its method and `scope["path"]` alone, and with it the endpoint: no header changes
+    which row applies, and no path is one route to the guard and another behind it."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._methods = {route.method for route in routes}
+        self._fixed: dict[str, dict[str, RouteMatch]] = {}
+        """Paths without parameters, which nearly all requests have."""
+        patterns: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            if "{" in route.path:
+                patterns.setdefault(route.path, {})[route.method] = route
+            else:
+                self._fixed.setdefault(route.path, {})[route.method] = RouteMatch(route, {})
+        self._patterns = [(compile_path(path)[0], rows) for path, rows in patterns.items()]
+
+    def find(self, method: str, path: str) -> RouteMatch | None:
+        """Return the row of a request; None if there is none. HEAD has the row of GET."""
+        method = "GET" if method == "HEAD" else method
+        if (fixed := self._fixed.get(path)) is not None:
+            return fixed.get(method)
+        for pattern, rows in self._patterns:
+            if (match := pattern.match(path)) and ("" not in match.groups() or path.startswith(CONSOLE)):
+                return RouteMatch(rows[method], match.groupdict()) if method in rows else None
+        return None
+
+    def methods(self, path: str) -> Collection[str]:
+        """Return the methods of a path; none for an unknown path."""
+        return [method for method in self._methods if self.find(method, path) is not None]
+
+    def meant(self, method: str, path: str) -> str:
+        """Return the path, with this method, that a path without a route probably means: without repeated or other
+        words at its front, with /v1, in lower case, or spelt a little otherwise; "" if there is none."""
+        if len(path) > MAX_MEANT or self.methods(re.sub("(?<=/)(?=/[^/])", "-", path)):
+            return ""  # too long, or an id was left out: no slash was written twice
+        words = posixpath.normpath(f"/{path.strip()}").strip("/").split("/")
+        for start in range(min(len(words), MAX_EXTRA_WORDS + 1)):
+            rest = "/".join(words[start:])
+            for found in (f"/{rest}", f"/v1/{rest}", f"/{rest}".lower(), f"/v1/{rest}".lower()):
+                if self.find(method, found) is not None:
+                    return found
+        known = [each for each in self._fixed if self.find(method, each) is not None]
+        return next(iter(get_close_matches(f"/{'/'.join(words)}".lower(), known, 1, CLOSE)), "")
 
 
 JOB_HEADERS = ("X-Job-Id", "X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields")

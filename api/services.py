@@ -10,11 +10,11 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from api.admission import PreparedRequests
 from api.auth.console import ConsoleAccess
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import model_not_found
 from api.openai.rendering import Facts, fingerprint
-from api.prepared import PreparedRequests
 from api.settings import ApiSettings
 from api.waits import WaitEstimates, WaitSampler
 from penstock.engine import ModelCard

@@ -9,9 +9,11 @@ from starlette.responses import Response
 
 from api.admission import services_of
 from api.jobs import as_json, job_headers, own_record
-from api.openai.answers import LATENCIES
 from streaming.jobs.records import Delivered, JobRecord, with_delivery
 from telemetry import latency
+
+LATENCIES = ("time_to_first_token_ms", "gateway_time_to_first_token_ms", "time_per_output_token_ms")
+"""Fields of a job's timing."""
 
 
 async def show(request: Request) -> Response:

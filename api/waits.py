@@ -122,12 +122,7 @@ def _scaled(seconds: float, factor: float) -> float:
 
 
 def _quantile(ordered: list[tuple[float, bool]], share: float) -> float | None:
-    """The quantile of sorted ratios and whether they are bounds, interpolated; None if too many are bounds."""
-    if not any(bound for _, bound in ordered):
-        place = share * (len(ordered) - 1)
-        below = int(place)
-        above = min(below + 1, len(ordered) - 1)
-        return ordered[below][0] + (place - below) * (ordered[above][0] - ordered[below][0])
+    """The quantile of sorted ratios and whether they are bounds; None if too many are bounds."""
     longer = 1.0
     for place, (ratio, bound) in enumerate(ordered):
         longer *= 1.0 if bound else 1 - 1 / (len(ordered) - place)
@@ -411,12 +406,13 @@ class WaitEstimates:
         """Whether no worker is on its way that could shorten a wait: the plan counts those that are ready."""
         return self.readiness.ready(model) >= self.plans.wanted(model)
 
-    def retry_s(self, job: Job, position: int | None = None) -> float:
-        """Return when to try again: once a job put now would start or, with the `position` of the last job of a full
-        lane, once part of the lane has started."""
-        before = None if position is None else position * self._partitions // FULL_LANE_SHARE
-        wait = self.wait(job, before)
-        return DEFAULT_RETRY_S if wait is None else wait.eta_ms / 1000
+    def retry(self, job: Job, position: int | None = None) -> tuple[float, int | None]:
+        """Return in how many seconds to try again, and in how many milliseconds a job put now would start (None:
+        unknown). `position`: of the last job of a full lane, in which it is worth a retry once a part has started."""
+        now = sooner = self.wait(job)
+        if position is not None:
+            sooner = self.wait(job, position * self._partitions // FULL_LANE_SHARE)
+        return (sooner.eta_ms / 1000 if sooner else DEFAULT_RETRY_S), now and now.eta_ms
 
 
 log = logging.getLogger(__name__)
@@ -480,30 +476,23 @@ class WaitSampler:
             prediction, told, since, _ = watched = self.watched.pop(job_id)
             measured = None if record is None else measured_wait(record, prediction.seconds)
             if measured is not None:
-                if measured.seconds <= now - since + CLOCK_SLACK_S:
-                    self._errors.learn(prediction, told, measured.seconds, bound=measured.bound)
+                seconds, bound = measured
+                if seconds <= now - since + CLOCK_SLACK_S:
+                    self._errors.learn(prediction, told, seconds, bound=bound)
             elif record is not None and not record.state.final:
                 look_at = now + max(SAMPLE_INTERVAL_S, RECHECK_SHARE * (now - since))
                 self.watched[job_id] = watched._replace(look_at=look_at)
 
 
-class MeasuredWait(NamedTuple):
-    """How long a job waited."""
-
-    seconds: float
-    bound: bool = False
-    """It would have waited longer."""
-
-
-def measured_wait(record: JobRecord, predicted_s: float) -> MeasuredWait | None:
-    """Return how long a job waited; None while it waits.
+def measured_wait(record: JobRecord, predicted_s: float) -> tuple[float, bool] | None:
+    """Return for how many seconds a job waited, and whether it would have waited longer; None while it waits.
 
     A job that ended in the queue would have waited longer still. If it expired, or waited for longer than predicted,
     its wait is a bound; else it says nothing (None): its client cancelled it early.
     """
     if record.started_ms:
-        return MeasuredWait(max(0, record.started_ms - record.created_ms) / 1000)
+        return max(0, record.started_ms - record.created_ms) / 1000, False
     waited_s = max(0, record.done_ms - record.created_ms) / 1000
     if record.state is JobState.EXPIRED or (record.state.final and waited_s > predicted_s):
-        return MeasuredWait(waited_s, bound=True)
+        return waited_s, True
     return None

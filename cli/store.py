@@ -90,7 +90,7 @@ async def show(store_client: RedisClient, files: FileStore, where: Where) -> Com
         "deployment": identity.deployment if identity else None,
         "files": str(files.folder),
         "files_deployment": files.owner or None,
-        "files_quarantined": sum(number for _, number in files.quarantined()),
+        "files_quarantined": files.quarantined(),
     }
     rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items()]
     return CommandResult(facts, lambda: print_table(("FIELD", "VALUE"), rows))

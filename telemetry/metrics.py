@@ -157,7 +157,7 @@ class Metrics(RequestMetrics, JobMetrics, WorkerMetrics, OfflineMetrics, RecordM
         return found
 
     def count_error(self, code: str) -> None:
-        """Count an error that is told to a client; only api/error_answers.py tells one."""
+        """Count an error that is told to a client; only `counted` in api/openai/rendering.py tells one."""
         self.errors.labels(code).inc()
 
     def flush(self) -> None:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
-from api.auth.access import RouteMatch
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import ApiError
+
+if TYPE_CHECKING:
+    from api.routes import RouteMatch
 
 AUDIT = "penstock.audit"
 MAX_TEXT = 256

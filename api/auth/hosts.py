@@ -13,33 +13,13 @@ from functools import lru_cache
 
 from starlette.responses import Response
 
-from api.auth import access_errors
-from api.settings import ORIGIN
+from api.openai import errors
+from api.settings import ORIGIN, ApiSettings
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
 PROBES = frozenset(("/healthz", "/readyz"))
 """Health probes: answered for any Host (with keys) and beyond the connection limits, because a cluster calls them by a
 pod's address, which no setting can list. They reveal nothing about jobs."""
-
-
-class Hosts:
-    """Checks Host headers. Without keys the server answers to loopback names and the listed ones, on every path."""
-
-    def __init__(self, allowed: Iterable[str], *, keyless: bool) -> None:
-        self._allowed = frozenset(name.lower() for name in allowed)
-        self._keyless = keyless
-        self._any = not keyless and not self._allowed
-
-    def check(self, value: bytes | None, path: str, http_version: str) -> None:
-        """Check a Host header (`value`). Raises ApiError (421)."""
-        if self._any:
-            return
-        if value is None and http_version == "1.0":
-            return
-        name = host_name(value or b"")
-        if is_loopback_name(name) or name in self._allowed or (path in PROBES and not self._keyless):
-            return
-        raise access_errors.foreign_host(name or (value or b"").decode("latin-1"))
 
 
 @lru_cache(maxsize=256)
@@ -75,6 +55,11 @@ def is_loopback_name(name: str) -> bool:
     return is_loopback(name)
 
 
+PROXIED = frozenset((
+    *(b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"cf-connecting-ip", b"true-client-ip", b"x-original-host"),
+    *(b"x-forwarded-" + each for each in (b"for", b"host", b"proto", b"port", b"prefix", b"server", b"scheme")),
+))  # fmt: skip
+"""Headers that proxies add. A server without keys refuses them: behind a proxy, every request seems local."""
 ANY_ORIGIN = "*"
 CORS_PATH_PREFIX = "/v1/"
 """CORS applies only to the routes of callers, never to /admin."""
@@ -93,33 +78,50 @@ HEADER_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(\s*,\s*[A-Za-z0-9!#$%&'
 PREFLIGHT_MAX_AGE_S = 600
 
 
-class Origins:
-    """The origin policy of one server. With keys it refuses no origin: a foreign page has no key to send. Browsers set
-    `Origin` and `Sec-Fetch-Site`, and no page can change them; other programs send neither and always pass."""
+class Senders:
+    """Whom one server serves: by the headers of proxies, the name in the Host header, and the origin of the page."""
 
-    def __init__(self, allowed: Iterable[str], *, keyless: bool) -> None:
-        self._allowed = frozenset(origin.encode() for origin in allowed)
+    def __init__(self, settings: ApiSettings, *, keyless: bool) -> None:
+        self._hosts = frozenset(name.lower() for name in settings.hosts)
+        self._origins = frozenset(origin.encode() for origin in settings.cors_origins)
         self._keyless = keyless
 
-    def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse requests that a page of another origin sent to a server without keys. Raises ApiError (403)."""
-        if not self._keyless:
+    def check(self, method: str, path: str, headers: Mapping[bytes, bytes], http_version: str = "1.1") -> None:
+        """Refuse a request that is not served, whoever calls. With keys any origin is served: a foreign page has no key
+        to send. Raises ApiError (403, 421)."""
+        if self._keyless and path not in PROBES and not PROXIED.isdisjoint(headers):
+            raise errors.proxy_without_keys()
+        if self._keyless or self._hosts:
+            self._check_host(headers.get(b"host"), path, http_version)
+        if self._keyless:
+            self._check_origin(method, path, headers)
+
+    def _check_host(self, value: bytes | None, path: str, http_version: str) -> None:
+        """Without keys the server answers to loopback names and the listed ones, on every path."""
+        if value is None and http_version == "1.0":
             return
+        name = host_name(value or b"")
+        if not (is_loopback_name(name) or name in self._hosts or (path in PROBES and not self._keyless)):
+            raise errors.foreign_host(name or (value or b"").decode("latin-1"))
+
+    def _check_origin(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse what a page of another origin sent. Browsers set `Origin` and `Sec-Fetch-Site`, and no page can change
+        them; other programs send neither and always pass."""
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         if origin is not None:
             if self.allows(origin, path):
                 return
             # The Host was checked before, so a page with the same one is this server's own.
             if not _is_loopback_origin(origin) and origin.partition(b"://")[2] != headers.get(b"host"):
-                raise access_errors.foreign_origin(origin.decode("latin-1"))
+                raise errors.foreign_origin(origin.decode("latin-1"))
         if site is not None and site not in OWN_SITES and not _is_visit(method, path, headers):
-            raise access_errors.foreign_origin((origin or b"Sec-Fetch-Site: " + site).decode("latin-1"))
+            raise errors.foreign_origin((origin or b"Sec-Fetch-Site: " + site).decode("latin-1"))
 
     def allows(self, origin: bytes | None, path: str) -> bool:
         """Whether pages of this origin may request the path and read its answer."""
-        if not self._allowed or origin is None or not path.startswith(CORS_PATH_PREFIX):
+        if not self._origins or origin is None or not path.startswith(CORS_PATH_PREFIX):
             return False
-        return origin in self._allowed or ANY_ORIGIN.encode() in self._allowed
+        return origin in self._origins or ANY_ORIGIN.encode() in self._origins
 
     def preflight(self, methods: Iterable[str], path: str, headers: Mapping[bytes, bytes]) -> Response | None:
         """Return the answer to a CORS preflight; None for any other OPTIONS request.
@@ -134,7 +136,7 @@ class Origins:
         if b"access-control-request-method" not in headers or origin is None or not path.startswith(CORS_PATH_PREFIX):
             return None
         if not self.allows(origin, path):
-            raise access_errors.foreign_origin(origin.decode("latin-1"))
+            raise errors.foreign_origin(origin.decode("latin-1"))
         asked = headers.get(b"access-control-request-headers", b"")
         if len(asked) > MAX_REQUEST_HEADERS_BYTES or (asked and not HEADER_NAMES.fullmatch(asked)):
             return None
@@ -148,7 +150,7 @@ class Origins:
 
     def cors_headers(self, path: str, headers: Mapping[bytes, bytes]) -> Sequence[tuple[bytes, bytes]]:
         """Return the CORS headers of an answer; none where the path or the settings allow no origin."""
-        if not self._allowed or not path.startswith(CORS_PATH_PREFIX):
+        if not self._origins or not path.startswith(CORS_PATH_PREFIX):
             return ()
         vary, origin = (b"vary", b"Origin"), headers.get(b"origin")
         if origin is None or not self.allows(origin, path):

@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from api.auth import access_errors
 from api.auth.hosts import is_loopback
+from api.openai import errors
 from api.settings import ApiSettings, KeySettings
 from penstock.config import ConfigError
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
@@ -58,36 +58,24 @@ class Keyring:
             self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas)
             if key.admin:
                 self._admins[name] = (self._callers[digest], bytes.fromhex(key.sha256))
-        self.open = not self._callers
+        self.callers = tuple(self._callers.values())
+        """The holder of each key."""
+        self.open = not self.callers
         """Whether the server has no keys and serves anyone on this machine."""
+        self.tenants = frozenset(caller.tenant for caller in self.callers or (LOCAL_CALLER,))
+        """The tenants of all keys; without keys, the local one."""
         self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
+        self.has_admin_token = self.open and bool(self._admin_token)
+        """Whether there are no keys, but an admin token for /admin."""
         if self.has_admin_token:
             self._admins[OPERATOR.name] = (OPERATOR, bytes.fromhex(admin_token_sha256))
-
-    @property
-    def tenants(self) -> frozenset[str]:
-        """The tenants of all keys; without keys, the local one."""
-        return frozenset(caller.tenant for caller in (self._callers.values() or [LOCAL_CALLER]))
-
-    @property
-    def callers(self) -> tuple[Caller, ...]:
-        """The holder of each key."""
-        return tuple(self._callers.values())
-
-    @property
-    def has_admin_token(self) -> bool:
-        """Whether there are no keys, but an admin token for /admin."""
-        return self.open and bool(self._admin_token)
-
-    @property
-    def administrator(self) -> Caller | None:
+        self.administrator = next((caller for caller, _ in self._admins.values()), None)
         """The first who may administer; None if nobody may."""
-        return next((caller for caller, _ in self._admins.values()), None)
 
     def quotas_of(self, tenant: str) -> QuotaSettings:
         """Return the quotas set in a tenant's keys; for each quota the first key that sets it counts."""
         found = UNLIMITED
-        for caller in self._callers.values():
+        for caller in self.callers:
             if caller.tenant == tenant:
                 found = found.over(caller.quotas)
         return found
@@ -96,26 +84,24 @@ class Keyring:
         """Return the caller of the key in an Authorization header. Raises ApiError (401)."""
         if self.open:
             return LOCAL_CALLER
-        token = _bearer(authorization or "")
-        if not token:
-            raise access_errors.invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
-        caller = self._callers.get(self._digest(_sha256(token)))
-        if caller is None:
-            raise access_errors.invalid_api_key("This API key is not known here.")
-        return caller
+        digest = self._sent(authorization)
+        if not digest:
+            raise errors.invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
+        if digest not in self._callers:
+            raise errors.invalid_api_key("This API key is not known here.")
+        return self._callers[digest]
 
     def admin(self, authorization: str | None) -> Caller:
         """Return the caller of an admin key or, without keys, of the admin token. Raises ApiError (401, 403)."""
         if not self.open:
             caller = self.caller(authorization)
             if not caller.admin:
-                raise access_errors.permission_denied()
+                raise errors.permission_denied()
             return caller
         if not self._admin_token:
-            raise access_errors.admin_not_configured()
-        token = _bearer(authorization or "")
-        if not token or not hmac.compare_digest(self._digest(_sha256(token)), self._admin_token):
-            raise access_errors.admin_token_required()
+            raise errors.admin_not_configured()
+        if not hmac.compare_digest(self._sent(authorization), self._admin_token):
+            raise errors.admin_token_required()
         return OPERATOR
 
     def seal(self, name: str, secret: str) -> str:
@@ -129,6 +115,12 @@ class Keyring:
         if name not in self._admins or not hmac.compare_digest(self.seal(name, secret).encode(), seal.encode()):
             return None
         return self._admins[name][0]
+
+    def _sent(self, authorization: str | None) -> bytes:
+        """Return the digest of the key in an Authorization header; b"" without one."""
+        scheme, _, token = (authorization or "").strip().partition(" ")
+        token = token.strip()
+        return self._digest(hashlib.sha256(token.encode()).digest()) if token and scheme.lower() == "bearer" else b""
 
     def _digest(self, sha256: bytes) -> bytes:
         return hmac.digest(self._pepper, sha256, "sha256")
@@ -150,12 +142,3 @@ def check_keyless(settings: ApiSettings, keyring: Keyring) -> None:
     if keyring.open and "*" in settings.cors_origins:
         problem = "'*' would let every web page use this server, and no API key is configured"
         raise ConfigError("api.cors_origins", problem, "name the origins, or add a key as [keys.<name>]")
-
-
-def _sha256(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
-
-
-def _bearer(authorization: str) -> str:
-    scheme, _, token = authorization.strip().partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""

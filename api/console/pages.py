@@ -19,7 +19,6 @@ from starlette.responses import Response
 
 from api.admission import caller_of, read_body, services_of
 from api.auth import audit
-from api.auth.access_errors import invalid_api_key
 from api.auth.console import link_path, set_cookie
 from api.auth.keys import Caller
 from api.jobs import as_json
@@ -165,5 +164,5 @@ async def _caller(request: Request, body: dict[str, Any]) -> Caller:
     caller = await services.console.redeem(given)
     if caller is None:
         again = "Make a new one where Penstock runs: penstock console"
-        raise invalid_api_key(f"This link was used or is older than an hour. {again}")
+        raise errors.invalid_api_key(f"This link was used or is older than an hour. {again}")
     return caller

@@ -17,8 +17,7 @@ import msgspec
 from pydantic import Field
 
 from api.openai.errors import ApiError, invalid_request, model_not_found
-from api.openai.fields import Metadata, StrictBody
-from api.openai.generation import UNKNOWN
+from api.openai.fields import UNKNOWN, Metadata, StrictBody
 from api.openai.json_body import NUMBER, nested_beyond, number_fault
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line

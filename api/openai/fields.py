@@ -1,12 +1,15 @@
-"""Field types of request bodies: contents, prompts, stop strings, output formats, Penstock's queue options.
+"""Fields of request bodies: contents, prompts, output formats, messages, tools, Penstock's queue options, what all
+generation requests share, and what becomes of unknown fields.
 
-Types are strict and sizes bounded. An error text here begins with a verb, because the field's path is put before it.
+Types are strict and sizes bounded. An error text of a field begins with a verb, because the field's path is put before
+it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -23,6 +26,13 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+
+from api.openai.errors import invalid_request, refuse_if
+from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
+from penstock.tools import Tool, ToolCall, Tools
+from streaming.jobs.job import Chat, without_extras
+from streaming.jobs.job import Prompt as JobPrompt
+from streaming.order import Priority
 
 MAX_MESSAGES = 1024
 MAX_INPUTS = 2048
@@ -275,3 +285,585 @@ class QueueOptions(ClosedBody):
     """When the reader goes away: 'cancel', 'continue', or 'grace:<seconds>' (0 to 3600), then cancel."""
     webhook: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
     """Who is told how the job ends: the name of a [webhooks] entry of your tenant, or a URL that its `urls` allow."""
+
+
+# --- messages and tools ----------------------------------------------------------------------------------------------
+
+
+class TextPart(StrictBody):
+    """One part of a message's content."""
+
+    PASSED = True
+
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    """Images, files, audio and videos are refused."""
+    text: str | None = Field(None, validate_default=True)
+    """Parts are joined without anything between them. Required, except in a part of type `refusal`."""
+    refusal: str | None = None
+    """The text of a part of type `refusal`."""
+
+    @field_validator("text")
+    @classmethod
+    def _has_text(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if text is None and info.data.get("type", "refusal") != "refusal":
+            raise refusal("is required")
+        return text
+
+    @property
+    def words(self) -> str:
+        return (self.refusal if self.type == "refusal" else self.text) or ""
+
+
+def words_of(content: str | Sequence[TextPart] | None) -> str:
+    """The text of a content."""
+    return content if isinstance(content, str) else "".join([part.words for part in content or ()])
+
+
+MAX_TOOLS = 128
+MAX_NAME = 128
+_NAME = r"^[a-zA-Z0-9_.-]+$"
+
+
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise refusal("must be a schema of type 'object'")
+    return schema
+
+
+Parameters: TypeAlias = Annotated[SchemaObject, AfterValidator(_of_object)]
+FunctionName: TypeAlias = Annotated[str, Field(pattern=_NAME, min_length=1, max_length=MAX_NAME)]
+
+
+class Function(StrictBody):
+    """A function that the model may call."""
+
+    PASSED = True
+
+    name: FunctionName
+    """Letters, digits, `_`, `-` and `.`; at most 128 characters."""
+    description: Annotated[str, Field(max_length=16_384)] | None = None
+    """What it does, for the model."""
+    parameters: Parameters | None = None
+    """JSON schema of its arguments, an object; at most 512 KiB."""
+    strict: bool | None = None
+    """Whether calls are checked against the schema."""
+
+    def as_tool(self, extras: dict[str, Any]) -> Tool:
+        return Tool(self.name, self.description or "", self.parameters, bool(self.strict), extras)
+
+
+_HOSTED_KIND = r"^[a-z][a-z0-9_.-]{0,63}$"
+
+
+class HostedTool(StrictBody):
+    """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
+
+    type: str = Field(pattern=_HOSTED_KIND, max_length=64, json_schema_extra={"not": {"const": "function"}})
+    """Any kind but `function`."""
+
+
+def tool_shape(value: Any) -> str:
+    """Tell a function from a tool of another kind."""
+    return "<function>" if not isinstance(value, Mapping) or value.get("type", "function") == "function" else "<hosted>"
+
+
+def extras_of(part: StrictBody, function: StrictBody) -> dict[str, Any]:
+    """The unknown fields of a tool or a call, with those of its function."""
+    inner = function.further
+    return part.further | ({"function": inner} if inner else {})
+
+
+class FunctionTool(StrictBody):
+    """What the tools of chats and of responses have in common."""
+
+    PASSED = True
+
+    type: Literal["function"]
+    """Only functions: the client runs them."""
+
+
+class ChatTool(FunctionTool):
+    """A tool of a chat."""
+
+    function: Function
+    """The function."""
+
+    @property
+    def tool(self) -> Tool:
+        return self.function.as_tool(extras_of(self, self.function))
+
+
+ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<str>")]
+    | Annotated[dict[str, Any], Field(max_length=8), Tag("<dict>")],
+    by_shape(shape, "'none', 'auto' or 'required', or an object that names functions"),
+]
+
+
+def _chosen(choice: str | dict[str, Any] | None) -> tuple[str, list[str]]:
+    """Return the mode of a choice and the functions that it names, as chats and as responses name them; the mode of a
+    choice of one function is `function`. Raises ApiError (400)."""
+    match choice:
+        case None | str():
+            return choice or "auto", []
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return "function", [name]
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)} | {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(tools)},
+        }:
+            functions = [tool for tool in tools if isinstance(tool, dict) and tool.get("type") == "function"]
+            if 0 < len(functions) <= MAX_TOOLS:
+                return mode, [name for tool in functions for name in _chosen(tool)[1]]
+    raise invalid_request("tool_choice must name functions: tools of other kinds do not run here.", "tool_choice")
+
+
+def shown_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
+    """A choice as a response shows it."""
+    mode, names = _chosen(choice)
+    if mode == "function":
+        return {"type": "function", "name": names[0]}
+    functions = [{"type": "function", "name": name} for name in names]
+    return {"type": "allowed_tools", "mode": mode, "tools": functions} if names else mode
+
+
+AnyChatTool: TypeAlias = Annotated[
+    Annotated[ChatTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(tool_shape)
+]
+
+
+class CalledFunction(StrictBody):
+    """The function of a call, and its arguments."""
+
+    PASSED = True
+
+    name: FunctionName
+    """The function that was called."""
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+def arguments_of(text: Any, field: str) -> str:
+    """The arguments of a function whose one argument is the text that a custom tool got. Raises a refusal."""
+    if not isinstance(text, str):
+        raise refusal(f"needs `{field}`, the text that its tool got")
+    return msgspec.json.encode({"input": text}).decode()
+
+
+class MessageCall(StrictBody):
+    """A call in an assistant's message."""
+
+    PASSED = True
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    """The `tool_call_id` of its result."""
+    type: Literal["function"] | None = "function"
+    """May be left out."""
+    function: CalledFunction
+    """The function, and the arguments of the call."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_custom_tool(cls, fields: Any) -> Any:
+        """The history of another server may have calls of custom tools: a model here reads them as of a function."""
+        if not isinstance(fields, dict) or fields.get("type") != "custom" or not isinstance(fields.get("custom"), dict):
+            return fields
+        custom = fields["custom"]
+        function = {"name": custom.get("name"), "arguments": arguments_of(custom.get("input"), "custom.input")}
+        return {key: each for key, each in fields.items() if key not in ("type", "custom")} | {"function": function}
+
+    @property
+    def call(self) -> ToolCall:
+        extras = extras_of(self, self.function)
+        extras.pop("index", None)  # of a chunk
+        return ToolCall(self.id, self.function.name, self.function.arguments, extras)
+
+
+class OfferedTools(StrictBody):
+    """The fields of a request that offer tools, whose forms its endpoint decides."""
+
+    tools: list[Any] | None = None
+    tool_choice: ToolChoice | None = None
+    """`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call in an answer."""
+
+    @property
+    def functions(self) -> list[Any]:
+        """The tools without those that do not run here."""
+        return [tool for tool in self.tools or () if not isinstance(tool, HostedTool)]
+
+    @property
+    def tools_asked(self) -> Tools | None:
+        """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
+        offered, parallel = tuple([tool.tool for tool in self.functions]), self.parallel_tool_calls is not False
+        known = {tool.name for tool in offered}
+        refuse_if(len(known) < len(offered), "tools", "must have different names")
+        mode, names = _chosen(self.tool_choice)
+        if mode == "none" or (self.tool_choice in (None, "auto") and not offered):
+            return None
+        what = "needs tools: give the functions to choose from. Tools of other kinds do not run here"
+        refuse_if(not offered, "tool_choice", what)
+        refuse_if(not known.issuperset(names), "tool_choice", "names a function that is not in tools")
+        if mode == "function":  # the others are still shown to the model
+            return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
+        some = tuple([tool for tool in offered if not names or tool.name in names])
+        return Tools(offered=some, choice="required" if mode == "required" else "auto", parallel=parallel)
+
+
+class ToolFields(OfferedTools):
+    """The fields of a chat that offer tools."""
+
+    tools: Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
+
+
+_ROLES = {"developer": "system", "function": "tool"}
+
+Content: TypeAlias = Annotated[
+    Annotated[str, Tag("<str>")]
+    | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("<list>")],
+    by_shape(shape, "a string or a list of text parts"),
+]
+
+
+def unless_assistant(content: Any, info: ValidationInfo) -> Any:
+    """Check that a message has content; that of an assistant may have none."""
+    if content is None and info.data.get("role", "assistant") != "assistant":
+        raise refusal("is required")
+    return content
+
+
+class ChatMessage(StrictBody):
+    """One turn of a conversation."""
+
+    PASSED = True
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """Who speaks; `developer` counts as `system`; `function` is the older name of `tool`."""
+    content: Annotated[Content | None, Field(validate_default=True)] = None
+    """Only `assistant` may leave it out."""
+    tool_calls: Annotated[list[MessageCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """The calls of a message of `assistant`. Refused if the model knows no tools."""
+    tool_call_id: Annotated[str, Field(max_length=128)] | None = None
+    """The call whose result a message of `tool` holds."""
+    function_call: CalledFunction | None = None
+    """A call by its older name: use `tool_calls`."""
+
+    @model_validator(mode="after")
+    def _of_function(self) -> ChatMessage:
+        name = (self.model_extra or {}).get("name")
+        if self.role == "function" and not (isinstance(name, str) and name):
+            raise refusal("needs the `name` of the function whose result it is")
+        return self
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        return ("refusal", "name") if self.role == "function" else ("refusal",)
+
+    _has_content = field_validator("content")(unless_assistant)
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _of_assistant(cls, calls: list[MessageCall] | None, info: ValidationInfo) -> list[MessageCall] | None:
+        if calls and info.data.get("role", "assistant") != "assistant":
+            raise refusal("has a place only in a message of 'assistant'")
+        return calls
+
+    @property
+    def turn(self) -> ChatTurn:
+        """Return the message as engines take it: text only, and roles and calls by the names that chat templates know.
+        The id of a call by its older name is its function's name, by which the message with its result names it."""
+        text, role = words_of(self.content), _ROLES.get(self.role, self.role)
+        extras = self.further if self.model_extra else {}
+        if isinstance(self.content, list) and any(part.model_extra or part.refusal for part in self.content):
+            extras["content"] = [part.model_dump(exclude_none=True) for part in self.content]
+        if not text and role == "assistant" and isinstance(refused := extras.get("refusal"), str):
+            text, extras["content"] = refused, None
+        if self.role == "function":
+            return ChatTurn(role, text, call_id=str(extras.pop("name", "")), extras=extras)
+        if not self.tool_calls and not self.tool_call_id and not self.function_call:
+            return ChatTurn(role, text, extras=extras)
+        calls = tuple([each.call for each in self.tool_calls or ()])
+        if role == "assistant" and not calls and (called := self.function_call) is not None:
+            calls = (ToolCall(called.name, called.name, called.arguments),)
+        return ChatTurn(role, text, calls, (self.tool_call_id or "") if role == "tool" else "", extras)
+
+
+Messages: TypeAlias = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+# --- generation ------------------------------------------------------------------------------------------------------
+
+TIERS = {
+    "default": Priority.STANDARD,
+    "flex": Priority.BATCH,
+    "scale": Priority.INTERACTIVE,
+    "priority": Priority.INTERACTIVE,
+    "fast": Priority.INTERACTIVE,
+}
+"""The lane of each `service_tier`; `auto` means the endpoint's default."""
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class QueuedRequest(StrictBody, ABC):
+    """A request that becomes one job."""
+
+    model: Annotated[str, Field(min_length=1, max_length=128)]
+    """A name from `GET /v1/models`."""
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    """OpenAI's word for the lane: default is standard, flex is batch, the last three are interactive."""
+    metadata: Metadata | None = None
+    """Your own labels; the job shows them."""
+    user: Annotated[str, Field(max_length=256)] | None = None
+    """Kept with the job."""
+    queue: QueueOptions = QueueOptions()
+    """Penstock's own options."""
+
+    @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
+    @classmethod
+    def _queue_or_null(cls, value: Any) -> Any:
+        return QueueOptions() if value is None else value
+
+    @property
+    def detached(self) -> bool:
+        """Whether it goes on without its client, by default in the standard lane."""
+        return False
+
+    @property
+    def lane(self) -> Priority:
+        """Return the requested lane; `queue.priority` overrides `service_tier`."""
+        if self.queue.priority:
+            return Priority(self.queue.priority)
+        return TIERS.get(self.service_tier or "auto", Priority.STANDARD if self.detached else Priority.INTERACTIVE)
+
+    @property
+    def on_disconnect(self) -> str:
+        """What happens to the job when its reader disconnects."""
+        return self.queue.on_disconnect or ("continue" if self.detached else "cancel")
+
+    @property
+    def known_to_servers(self) -> dict[str, Any]:
+        """Fields that are read here and that a model's server may know too, by their names there. The tier is none
+        of them if `queue` names a lane: it then says nothing."""
+        tier = None if self.queue.priority else self.service_tier
+        return {"user": self.user, "metadata": self.metadata or None, "service_tier": tier}
+
+    @property
+    @abstractmethod
+    def prompt_asked(self) -> JobPrompt: ...
+
+    @property
+    @abstractmethod
+    def sampling(self) -> Sampling: ...
+
+    @property
+    def tools_asked(self) -> Tools | None:
+        """The functions that the answer may call. Raises ApiError (400)."""
+        return None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream of chunks ends with the token counts."""
+        return False
+
+    @property
+    def version_read(self) -> int | None:
+        """The version of the conversation whose turn the request is, as it was read; None if it is no turn of one."""
+        return None
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        """The fields of Job that only this kind of request sets. `card`: of the model, if one is known."""
+        return {}
+
+    def check(self) -> None:
+        """Refuse fields that do not go together. Raises ApiError (400)."""
+
+
+class OfJob:
+    """What the body of POST /v1/jobs has by default, unlike a request that waits for its answer."""
+
+    detached = True
+
+
+class GenerationRequest(QueuedRequest):
+    """A request for generated texts."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Null: the engine's setting."""
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Null: the engine's setting."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Against tokens that the text has. Refused if the engine knows no penalties."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Against tokens by how often the text has them. Refused if the engine knows no penalties."""
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    """Sample only the k likeliest tokens; 0 or -1: all. Refused if the engine has no top_k."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sample only tokens this likely, relative to the likeliest. Refused if the engine has none."""
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] | None = None
+    """Against tokens that prompt or answer have; 1: off. Refused if the engine has none."""
+    logit_bias: LogitBias | None = None
+    """Adds to the logits of tokens, from -100 (never) to 100 (always), by the token ids of this model. Refused if the
+    engine has none."""
+    stream: bool | None = False
+    """Answer with a stream. A job's events stream without it."""
+
+    @property
+    def effort(self) -> Effort | None:
+        """How much the model shall reason; None: as much as it does by itself."""
+        return None
+
+    def reasoning_of(self, card: ModelCard | None) -> str:
+        """Return the `reasoning` of the request's job: a model that reasons by itself is not asked to, and `none` asks
+        only such a model for something."""
+        if self.effort not in (None, "none"):
+            return self.effort
+        reasons = card is not None and card.capabilities.reasoning and isinstance(self.prompt_asked, Chat)
+        return (self.effort or "default") if reasons else ""
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        return {"stream": bool(self.stream), "reasoning": self.reasoning_of(card)}
+
+    @property
+    def known_to_servers(self) -> dict[str, Any]:
+        return super().known_to_servers | ({"reasoning_effort": "none"} if self.effort == "none" else {})
+
+    @property
+    def sampler_fields(self) -> dict[str, Any]:
+        """The fields of Sampling."""
+        same = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "repetition_penalty")
+        return {name: getattr(self, name) for name in same} | {
+            "top_k": None if self.top_k is None else max(0, self.top_k),
+            "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
+        }
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(**self.sampler_fields)
+
+
+_LEAVE_OUT = "Leave it out."
+
+UNSUPPORTED: Refused = {
+    "functions": (([],), "Use tools, its newer name."),
+    "function_call": (("none", "auto"), "Use tool_choice, its newer name."),
+    "suffix": (("",), "Put it into the prompt, between the fill-in-the-middle tokens of the model, if it has any."),
+    "best_of": ((), "Ask for n answers and choose among them."),
+    "webhook": ((), "Use queue.webhook, which names a webhook of the settings."),
+}
+
+CHAT_ONLY: Refused = {
+    "tools": (([],), _LEAVE_OUT),
+    "tool_choice": (("none", "auto"), _LEAVE_OUT),
+    "reasoning_effort": (("none",), _LEAVE_OUT),
+}
+"""Fields of a chat that have no place in a completion."""
+
+COMPLETION_ONLY: Refused = {
+    "echo": ((False,), "Put the last message in front of the answer yourself; completions have it.")
+}
+"""Fields of a completion that have no place in a chat."""
+
+CONSTRAINTS: Refused = dict.fromkeys(
+    (
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag"),
+        *("json_schema", "regex", "grammar", "ebnf"),
+    ),
+    ((), "Use response_format with type 'json_schema'; a schema may be a pattern, or an enum of texts."),
+)
+"""Fields by which other servers constrain the output."""
+
+
+def refuse(fields: Mapping[str, Any], refused: Refused) -> None:
+    """Refuse known fields that nothing here honours, and those of `queue` outside it. Raises ApiError (400)."""
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name in QueueOptions.model_fields and value != OTHERS_PRIORITY:
+            raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
+        if name not in refused:
+            continue
+        neutral, remedy = refused[name]
+        if name == "best_of":
+            neutral = (fields.get("n") or 1,)
+        if value not in neutral:
+            raise invalid_request(f"{name} is not supported here. {remedy}", name)
+
+
+ALL = "*"
+"""In a card's `withheld`: every field."""
+_NAMES = (
+    # what Penstock decides: which answer is continued and how, what is streamed and counted, and in which order
+    "model models fallbacks endpoint queue messages prompt input stream stream_options n best_of stop background "
+    "priority rid request_id client_metadata continue_final_message add_generation_prompt add_special_tokens "
+    "input_ids prompt_embeds prompt_token_ids return_token_ids return_tokens_as_token_ids return_tokens "
+    "return_progress n_predict max_new_tokens verbose detokenize return_hidden_states "
+    # what reaches other tenants' data, other machines, or the server itself
+    "cache_salt cache_prompt id_slot slot_id session_id session_params keep_alive kv_transfer_params "
+    "bootstrap_host bootstrap_port bootstrap_room data_parallel_rank custom_logit_processor lora_path api_key "
+    "api_base api_version base_url headers extra_headers user_config extra_body extra_query extra_key "
+    "routed_dp_rank disaggregated_params ec_transfer_params logits_processors lora_request lora options "
+    "mm_processor_kwargs media_io_kwargs model_list custom_llm_provider deployment_id organization data_sources "
+    "cache guardrails num_retries timeout preset provider plugins previous_response_id conversation_id "
+    "use_beam_search "
+    # what would mean something else where an answer is continued
+    "truncate_prompt_tokens t_max_predict_ms"
+)
+OURS = frozenset(_NAMES.split()).union(
+    UNSUPPORTED, CHAT_ONLY.keys() - {"reasoning_effort"}, COMPLETION_ONLY, CONSTRAINTS
+)
+"""Fields that are never passed on."""
+
+
+OF_GATEWAYS = ("aws_", "azure_", "vertex_", "litellm_")
+"""Prefixes of fields that tell a gateway where to send a request, and as whom."""
+
+
+UNKNOWN = ModelCard(
+    name="", engine="", context=0, max_output=0, capabilities=Capabilities(passes_fields=True), created=0
+)
+"""The card of a model that no worker has loaded yet, for lines of a batch, whose answers have no X-Ignored-Fields. A
+worker leaves out what its engine does not take."""
+
+
+def passes(name: str, card: ModelCard | None) -> bool:
+    """Whether a field of a request is passed on. `card`: of the model; None: not known.
+
+    An engine without the capability `passes_fields`, or a model whose card is not known yet, gets no field that
+    Penstock does not read: X-Ignored-Fields then names the fields.
+    """
+    if card is None or not card.capabilities.passes_fields or not PASSABLE.fullmatch(name):
+        return False
+    if name in OURS or name.startswith(OF_GATEWAYS):
+        return False
+    return {name, ALL}.isdisjoint(card.withheld)
+
+
+def passed_fields(request: QueuedRequest, card: ModelCard | None) -> dict[str, Any]:
+    """Return the fields of a request that its job has for the model's server."""
+    if card is None or not card.capabilities.passes_fields:
+        return {}
+    found = {**(request.model_extra or {}), **request.known_to_servers}
+    return {name: value for name, value in found.items() if value is not None and passes(name, card)}
+
+
+def passed_parts(
+    prompt: JobPrompt, tools: Tools | None, card: ModelCard | None, *, shown: bool = False
+) -> tuple[JobPrompt, Tools | None]:
+    """Return prompt and tools with those further fields of messages, calls and tools that are passed on. `shown`: its
+    turns are shown as items again, where a refusal is one."""
+    if card is not None and card.capabilities.passes_fields and ALL not in card.withheld:
+        return prompt, tools
+    bare, tools = without_extras(prompt, tools)
+    if not shown or bare is prompt or not isinstance(bare, Chat) or not isinstance(prompt, Chat):
+        return bare, tools
+    marked = [
+        msgspec.structs.replace(turn, extras={name: full.extras.get(name) for name in ("content", "refusal")})
+        if "refusal" in full.extras
+        else turn
+        for turn, full in zip(bare.turns, prompt.turns, strict=True)
+    ]
+    return Chat(tuple(marked)), tools

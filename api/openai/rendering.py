@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from api.openai import cursor
-from api.openai.errors import Wait, from_terminal, wait_fields
+from api.openai.errors import ApiError, Wait, from_terminal, wait_fields
 from penstock.engine import Logprob, ModelCard, token_bytes
 from penstock.extras import Extras, merged
 from penstock.loops import ROWS_PER_SLICE, Sliced
@@ -204,15 +204,8 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def _head(kind: str, model: str, priority: Priority, fingerprint: str | None) -> dict[str, Any]:
-    tier = TIER[priority]
-    return {
-        "id": "",
-        "object": kind,
-        "created": 0,
-        "model": model,
-        "service_tier": tier,
-        "system_fingerprint": fingerprint,
-    }
+    named = {"id": "", "object": kind, "created": 0, "model": model}
+    return {**named, "service_tier": TIER[priority], "system_fingerprint": fingerprint}
 
 
 @lru_cache(maxsize=256)
@@ -244,6 +237,28 @@ def on_one_line(data: bytes) -> bytes:
     return (
         data.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
     )
+
+
+def counted(error: ApiError, count: Callable[[str], object]) -> dict[str, Any]:
+    """Return an error's body, and count its code in `penstock_errors_total`: once for each time that it is told to a
+    client. The error in a job's record counts when /result tells it, not when the job is shown.
+
+    Args:
+        error: What to tell.
+        count: `Metrics.count_error`.
+    """
+    count(error.code)
+    return error.body
+
+
+def error_body(error: ApiError, count: Callable[[str], object]) -> bytes:
+    """Return the body of an error's answer."""
+    return to_json(counted(error, count))
+
+
+def error_event(error: ApiError, count: Callable[[str], object]) -> bytes:
+    """Return the last event of a stream that failed after its 200; the connection closes after it, without [DONE]."""
+    return b"data: " + error_body(error, count) + b"\n\n"
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -297,13 +312,8 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
         detail = (yield from _logprobs(facts, logprobs[index])) if facts.logprobs else None
         choices.append({"index": index, **content, "logprobs": detail, "finish_reason": _finish(terminal, index)})
     head = facts.head("chat.completion" if facts.chat else "text_completion")
-    return {
-        **of_chunks,
-        **head,
-        "choices": choices,
-        "usage": usage_object(terminal.usage),
-        **_other_servers(facts, terminal),
-    }
+    own = {"choices": choices, "usage": usage_object(terminal.usage), **_other_servers(facts, terminal)}
+    return {**of_chunks, **head, **own}
 
 
 def _content(facts: Facts, index: int, texts: Sequence[str], extras: Extras) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Request schemas: validates the bodies of chats, completions and jobs, and turns them into jobs.
+"""Request schemas: validates the bodies of chats, completions, jobs and tasks (embeddings, rankings, the tokenizer's
+calls), and turns them into jobs.
 
 Unknown fields are ignored and listed in the answer's X-Ignored-Fields. Fields of `queue` outside it are refused, and so
 are OpenAI fields that Penstock knows but does not support, so that no client takes an answer for one that used them.
@@ -12,29 +13,15 @@ from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec.structs import replace
-from pydantic import Field
+from pydantic import Field, Tag
 
-from api.openai import generation, tasks
+from api.openai import fields
 from api.openai.errors import invalid_request, refuse_if
-from api.openai.fields import (
-    MAX_MESSAGES,
-    Prompt,
-    Refused,
-    ResponseFormat,
-    Stop,
-    StreamOptions,
-    StrictBody,
-    TokenLimit,
-    inputs_of,
-    named_format,
-)
-from api.openai.generation import Effort, GenerationRequest, OfJob, QueuedRequest
 from api.openai.json_body import read_object, validated
-from api.openai.messages import ChatMessage, HostedTool, ToolFields
 from api.openai.responses.items import HostedItem
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
-from penstock.engine import MAX_LOGPROBS, ModelCard
-from streaming.jobs.job import Chat, Job, Text, Tokens
+from penstock.engine import MAX_LOGPROBS, Input, ModelCard, Sampling, Task
+from streaming.jobs.job import Chat, Inputs, Job, TaskForm, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.jobs.records import MAX_CHOICES
 from streaming.order import Priority
@@ -62,7 +49,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 _HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
-class CompletionFields(GenerationRequest):
+class CompletionFields(fields.GenerationRequest):
     """Fields shared by chats and completions. Two say the same: `ignore_eos`, and `min_tokens` with the limit."""
 
     ignore_eos: bool | None = None
@@ -70,17 +57,17 @@ class CompletionFields(GenerationRequest):
     min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
     """Must be 0, or the token limit: then it says the same as ignore_eos."""
 
-    max_tokens: TokenLimit | None = None
+    max_tokens: fields.TokenLimit | None = None
     """Most tokens of one choice. Null: the engine's default."""
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = 1
     """Choices for each prompt."""
-    stop: Stop | None = None
+    stop: fields.Stop | None = None
     """A choice ends before the first of these texts."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     """Repeats the sampling."""
-    response_format: ResponseFormat | None = None
+    response_format: fields.ResponseFormat | None = None
     """Plain text, any JSON object, or JSON of a schema."""
-    stream_options: StreamOptions | None = None
+    stream_options: fields.StreamOptions | None = None
     """What the stream holds beside the tokens."""
 
     @property
@@ -98,7 +85,7 @@ class CompletionFields(GenerationRequest):
 
     @property
     def known_to_servers(self) -> dict[str, Any]:
-        return super().known_to_servers | named_format(self.response_format and self.response_format.json_schema)
+        return super().known_to_servers | fields.named_format(self.response_format and self.response_format.json_schema)
 
     @property
     def sampler_fields(self) -> dict[str, Any]:
@@ -121,21 +108,21 @@ class CompletionFields(GenerationRequest):
         refuse_if((self.ignore_eos or self.min_tokens) and self.schema_asked is not None, name, what)
 
 
-class ChatRequest(ToolFields, CompletionFields):
+class ChatRequest(fields.ToolFields, CompletionFields):
     """The body of POST /v1/chat/completions."""
 
-    REFUSED: ClassVar[Refused] = {**generation.UNSUPPORTED, **generation.CONSTRAINTS, **generation.COMPLETION_ONLY}
+    REFUSED: ClassVar[fields.Refused] = {**fields.UNSUPPORTED, **fields.CONSTRAINTS, **fields.COMPLETION_ONLY}
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: fields.Messages
     """The conversation, oldest turn first."""
-    max_completion_tokens: TokenLimit | None = None
+    max_completion_tokens: fields.TokenLimit | None = None
     """The newer name of max_tokens."""
     logprobs: bool | None = None
     """Log-probabilities of the tokens. Refused if the engine has none."""
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Likeliest alternatives of each token; needs logprobs."""
 
-    reasoning_effort: Effort | None = None
+    reasoning_effort: fields.Effort | None = None
     """How much the model reasons before it answers. Refused if it cannot be told that."""
 
     def check(self) -> None:
@@ -163,16 +150,16 @@ class ChatRequest(ToolFields, CompletionFields):
         return super().known_to_servers | named
 
     @property
-    def effort(self) -> Effort | None:
+    def effort(self) -> fields.Effort | None:
         return self.reasoning_effort
 
 
 class CompletionRequest(CompletionFields):
     """The body of POST /v1/completions."""
 
-    REFUSED: ClassVar[Refused] = {**generation.UNSUPPORTED, **generation.CONSTRAINTS, **generation.CHAT_ONLY}
+    REFUSED: ClassVar[fields.Refused] = {**fields.UNSUPPORTED, **fields.CONSTRAINTS, **fields.CHAT_ONLY}
 
-    prompt: Prompt
+    prompt: fields.Prompt
     """One text or several, or their token ids; each has its own choices."""
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     """Alternatives of each token with log-probabilities. Refused if the engine has none."""
@@ -186,7 +173,7 @@ class CompletionRequest(CompletionFields):
         super().check()
         if not self.echo:
             return
-        texts = inputs_of(self.prompt)
+        texts = fields.inputs_of(self.prompt)
         what = "needs texts: the text of token ids is not known here. Leave it out"
         refuse_if(not isinstance(texts[0], str), "echo", what)
         for name, asked in (("logprobs", self.logprobs), ("response_format", self.schema_asked)):
@@ -200,7 +187,7 @@ class CompletionRequest(CompletionFields):
 
     @property
     def prompt_asked(self) -> JobPrompt:
-        found = tuple(inputs_of(self.prompt))
+        found = tuple(fields.inputs_of(self.prompt))
         return Text(found) if isinstance(found[0], str) else Tokens(found)
 
     @property
@@ -212,27 +199,165 @@ class CompletionRequest(CompletionFields):
         return super().sampler_fields | {"logprobs": self.logprobs}
 
 
-class ChatJobRequest(OfJob, ChatRequest):
+class ChatJobRequest(fields.OfJob, ChatRequest):
     """The body of POST /v1/jobs for a chat: by default in the standard lane, and it continues on a disconnect."""
 
     endpoint: Literal["/v1/chat/completions"] = "/v1/chat/completions"
     """What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."""
 
 
-class CompletionJobRequest(OfJob, CompletionRequest):
+class CompletionJobRequest(fields.OfJob, CompletionRequest):
     """The body of POST /v1/jobs for a completion."""
 
     endpoint: Literal["/v1/completions"]
     """What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."""
 
 
-Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | tasks.TaskRequest
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+GROUP_INPUTS = 64
+"""Inputs that an engine computes at once; another worker computes only the groups that have no answer."""
+MAX_DIMENSIONS = 65_536
+
+
+def groups_of(inputs: list[Input], first: tuple[Input, ...] = ()) -> Inputs:
+    """Inputs in groups, each of which begins with `first`."""
+    starts = range(0, len(inputs), GROUP_INPUTS)
+    return Inputs(tuple([first + tuple(inputs[start : start + GROUP_INPUTS]) for start in starts]))
+
+
+class TaskRequest(fields.QueuedRequest):
+    """A request for something else than generated texts."""
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_tokens=1, temperature=0)  # it has no tokens; equal requests have equal answers
+
+
+class EmbeddingRequest(TaskRequest):
+    """The body of POST /v1/embeddings."""
+
+    input: fields.Prompt
+    """One text or several, or their token ids; at most 2,048."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """`base64`: of little-endian float32. Null: `float`."""
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = None
+    """Numbers of each vector. Refused if the model makes vectors of one length."""
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        return groups_of(fields.inputs_of(self.input))
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        form = TaskForm(base64=self.encoding_format == "base64")
+        return {"task": Task(kind="embed", dimensions=self.dimensions), "task_form": form}
+
+
+class TextDocument(fields.StrictBody):
+    """A document to rank, as an object."""
+
+    text: fields.PromptText
+    """Its text."""
+
+
+Document: TypeAlias = Annotated[
+    Annotated[fields.PromptText, Tag("<str>")] | Annotated[TextDocument, Tag("<dict>")],
+    fields.by_shape(fields.shape, "a string or an object with text"),
+]
+
+
+class RerankRequest(TaskRequest):
+    """The body of POST /v1/rerank."""
+
+    query: fields.PromptText
+    """What is asked."""
+    documents: Annotated[list[Document], Field(min_length=1, max_length=fields.MAX_INPUTS, fail_fast=True)]
+    """Texts, or objects with `text`; at most 2,048."""
+    top_n: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Only the best so many. Null or 0: all."""
+    return_documents: bool | None = False
+    """Repeat the text of each document."""
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        texts = [each if isinstance(each, str) else each.text for each in self.documents]
+        return groups_of([*texts], (self.query,))
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        form = TaskForm(top_n=self.top_n or None, documents=bool(self.return_documents))
+        return {"task": Task(kind="rerank"), "task_form": form}
+
+
+class EmbeddingJobRequest(fields.OfJob, EmbeddingRequest):
+    """The body of POST /v1/jobs for embeddings."""
+
+    endpoint: Literal["/v1/embeddings"]
+    """What the other fields describe."""
+
+
+class RerankJobRequest(fields.OfJob, RerankRequest):
+    """The body of POST /v1/jobs for a ranking."""
+
+    endpoint: Literal["/v1/rerank"]
+    """What the other fields describe."""
+
+
+class TokenizeRequest(TaskRequest):
+    """The body of POST /tokenize: a text, or a conversation."""
+
+    prompt: str | None = None
+    """A text. Or give `messages`."""
+    messages: fields.Messages | None = None
+    """A conversation, which the model's template renders. Or give `prompt`."""
+    add_special_tokens: bool | None = None
+    """Count what the tokenizer adds to a text, such as its first token. Null: true."""
+    add_generation_prompt: bool | None = True
+    """Count the begin of the answer's turn at the end of a conversation."""
+    return_token_strs: bool | None = None
+    """Refused if true: use `/detokenize` for the text of each token."""
+
+    def check(self) -> None:
+        what = "is not supported here: use /detokenize for the text of each token"
+        refuse_if(self.return_token_strs, "return_token_strs", what)
+        both = self.messages is not None and self.prompt is not None
+        refuse_if(both, "messages", "must not be given together with prompt")
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        """Raises ApiError (400)."""
+        if self.messages is not None:
+            return Chat(tuple([message.turn for message in self.messages]))
+        refuse_if(self.prompt is None, "prompt", "is required, or messages")
+        return Text((self.prompt or "",))
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        special, begun = self.add_special_tokens is not False, self.add_generation_prompt is not False
+        return {"task": Task(kind="tokenize", special_tokens=special, generation_prompt=begun)}
+
+
+class DetokenizeRequest(TaskRequest):
+    """The body of POST /detokenize."""
+
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+    """Token ids of the model."""
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        return Tokens((tuple(self.tokens),))
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        return {"task": Task(kind="detokenize")}
+
+
+# --- all of them -----------------------------------------------------------------------------------------------------
+
+Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | TaskRequest
 
 JOB_MODELS: Mapping[str, type[Request]] = {
     "/v1/chat/completions": ChatJobRequest,
     "/v1/completions": CompletionJobRequest,
-    "/v1/embeddings": tasks.EmbeddingJobRequest,
-    "/v1/rerank": tasks.RerankJobRequest,
+    "/v1/embeddings": EmbeddingJobRequest,
+    "/v1/rerank": RerankJobRequest,
 }
 """What a job may be, by its `endpoint`."""
 
@@ -242,19 +367,19 @@ MODELS: Mapping[str, type[Request]] = {
     "completion": CompletionRequest,
     "response": ResponseRequest,
     "count": CountRequest,
-    "embedding": tasks.EmbeddingRequest,
-    "rerank": tasks.RerankRequest,
-    "tokenize": tasks.TokenizeRequest,
-    "detokenize": tasks.DetokenizeRequest,
+    "embedding": EmbeddingRequest,
+    "rerank": RerankRequest,
+    "tokenize": TokenizeRequest,
+    "detokenize": DetokenizeRequest,
 }
 
 
 def parse(kind: Kind, body: bytes) -> Request:
     """Parse and validate a body. Raises ApiError (400) that names the field, never its value."""
-    fields = read_object(body)
-    model = _model(kind, fields)
-    generation.refuse(fields, model.REFUSED)
-    request = validated(model, fields)
+    asked = read_object(body)
+    model = _model(kind, asked)
+    fields.refuse(asked, model.REFUSED)
+    request = validated(model, asked)
     request.check()
     if request.tools_asked is not None:
         sampling, what = request.sampling, "cannot be combined with tools here. Leave one of them out"
@@ -291,11 +416,11 @@ def to_job(
 ) -> Job:
     """Build the job of a request, in the requested lane but not above `ceiling`. `card`: of its model, if known."""
     queue, shown = request.queue, isinstance(request, InputFields)
-    prompt, tools = generation.passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
-    sampling, passed = request.sampling, generation.passed_fields(request, card)
+    prompt, tools = fields.passed_parts(request.prompt_asked, request.tools_asked, card, shown=shown)
+    sampling, passed = request.sampling, fields.passed_fields(request, card)
     if tools is not None and tools.forced and sampling.json_schema is not None:
         sampling = replace(sampling, json_schema=None)  # a forced call has no text that a schema could hold
-    tier = generation.TIERS.get(request.service_tier or "auto")
+    tier = fields.TIERS.get(request.service_tier or "auto")
     if tier is not None and clamp(tier, ceiling) is not tier:
         passed.pop("service_tier", None)  # a tier above the key's lanes is not bought elsewhere
     return Job(
@@ -325,7 +450,7 @@ def clamp(lane: Priority, ceiling: Priority) -> Priority:
     return lane if lane.rank >= ceiling.rank else ceiling
 
 
-def ignored_fields(request: StrictBody, card: ModelCard | None = None) -> list[str]:
+def ignored_fields(request: fields.StrictBody, card: ModelCard | None = None) -> list[str]:
     """Return the names of ignored fields that fit into a header: the first MAX_IGNORED, unusual names left out.
 
     `card`: of the model, if one is known: what it passes on is not ignored.
@@ -342,34 +467,34 @@ def ignored_fields(request: StrictBody, card: ModelCard | None = None) -> list[s
     return list(names)
 
 
-def _extras(part: StrictBody, path: str, passing: ModelCard | None) -> Iterator[str]:
-    if isinstance(part, (HostedTool, HostedItem)):  # a union is made anew at each call
+def _extras(part: fields.StrictBody, path: str, passing: ModelCard | None) -> Iterator[str]:
+    if isinstance(part, (fields.HostedTool, HostedItem)):  # a union is made anew at each call
         yield f"{path}{part.type}"
         return
-    if part.model_extra and not (passing is not None and part.PASSED and generation.ALL not in passing.withheld):
-        top = passing if isinstance(part, QueuedRequest) else None
+    if part.model_extra and not (passing is not None and part.PASSED and fields.ALL not in passing.withheld):
+        top = passing if isinstance(part, fields.QueuedRequest) else None
         extras = [name for name in part.model_extra if name not in part.used]
-        yield from (path + name for name in extras if top is None or not generation.passes(name, top))
+        yield from (path + name for name in extras if top is None or not fields.passes(name, top))
     for name in part.ignored:
-        if name != "verbosity" or not generation.passes(name, passing):
+        if name != "verbosity" or not fields.passes(name, passing):
             yield path + name
     sent = part.model_fields_set
     for name, value in vars(part).items():  # in the order of the class
         if type(value) in _PLAIN or name not in sent:
             continue
-        if isinstance(value, StrictBody):
+        if isinstance(value, fields.StrictBody):
             yield from _extras(value, f"{path}{name}.", passing)
         elif isinstance(value, list):
             for item in value:
-                if isinstance(item, StrictBody):
+                if isinstance(item, fields.StrictBody):
                     yield from _extras(item, f"{path}{name}[].", passing)
 
 
-def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
+def _model(kind: Kind, asked: Mapping[str, Any]) -> type[Request]:
     if kind == "job":
-        endpoint = fields.get("endpoint", "/v1/chat/completions")
+        endpoint = asked.get("endpoint", "/v1/chat/completions")
         if not isinstance(endpoint, str) or endpoint not in JOB_MODELS:
-            known = ", ".join(map(repr, JOB_MODELS))
-            raise invalid_request(f"endpoint must be one of {known}.", "endpoint")
+            endpoints = ", ".join(map(repr, JOB_MODELS))
+            raise invalid_request(f"endpoint must be one of {endpoints}.", "endpoint")
         return JOB_MODELS[endpoint]
     return MODELS[kind]

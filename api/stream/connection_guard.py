@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import uvicorn
 
 from api.auth.hosts import is_loopback
-from api.error_answers import error_body
 from api.openai.errors import ApiError, retry_after
+from api.openai.rendering import error_body
 from api.settings import ApiSettings
 from penstock.loops import coalesced, wait
 

@@ -22,10 +22,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import Admitted
-from api.error_answers import error_body, error_event
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import ChunkRenderer, encode_json, on_one_line, to_json
+from api.openai.rendering import ChunkRenderer, encode_json, error_body, error_event, on_one_line, to_json
 from api.openai.responses.object import EventSequence
 from api.openai.results import answer_in_slices
 from api.services import Services

@@ -15,7 +15,7 @@ from backports import zstd
 from house import ADMIN_TOKEN, House
 from starlette.requests import Request
 
-from api.middleware import SLICE_BYTES, decoded
+from api.app import SLICE_BYTES, decoded
 
 pytestmark = pytest.mark.slow
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,13 +13,26 @@ from house import House
 from msgspec.structs import replace
 from redis import Redis
 from rendered import completion, facts_of
+from starlette.requests import Request
 
+from api.jobs import own_record
+from api.openai.errors import ApiError
 from api.openai.rendering import completion_in_slices, to_json
 from penstock.engine import ChatTurn, Logprob
 from penstock.loops import ROWS_PER_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
-from streaming.jobs.codec import LONG_BYTES, Delta, Run, Section, Terminal, decode_terminal, encode, record_rows
-from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.codec import (
+    LONG_BYTES,
+    Delta,
+    Run,
+    Section,
+    Terminal,
+    decode_job,
+    decode_terminal,
+    encode,
+    record_rows,
+)
+from streaming.jobs.job import Chat, Job, JobState, Text
 from streaming.jobs.lease import without_rows
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
@@ -138,3 +152,87 @@ def test_every_look_at_a_long_result_tells_the_same(empty_house: House) -> None:
     texts = [json.loads(data)["text"] for data in re.findall(r"event: delta\nid: \S+\ndata: (.*)\n", log)]
     assert texts == [row.text for row in end.rows]
     assert f"event: completed\nid: {shown['last_event_id']}\n" in log
+
+
+BODY = 400_000
+JOBS = 12
+
+
+def put(house: House, text: str, **more: Any) -> str:
+    body = {"model": "sim", "messages": [{"role": "user", "content": text}], **more}
+    status, _, answer = house.post("/v1/jobs", body)
+    assert status == 202, answer
+    return str(json.loads(answer)["id"])
+
+
+def jobs(house: House, query: str = "") -> dict[str, Any]:
+    status, data = house.get(f"/v1/jobs?{query}")
+    assert status == 200, data
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def enlarge(store: Redis, job_id: str) -> None:
+    """As if its prompt were as long as one may be."""
+    key = f"penstock:{{0}}:job:{job_id}"
+    job = decode_job(store.hget(key, "body"))
+    store.hset(key, "body", encode(replace(job, prompt=Text(("x" * BODY,)))))
+
+
+def sent_by(store: Redis) -> int:
+    """Bytes the server has sent to everybody."""
+    return int(store.info("stats")["total_net_output_bytes"])
+
+
+@pytest.fixture
+def store(empty_house: House) -> Any:
+    with Redis.from_url(empty_house.redis_url) as client:
+        yield client
+
+
+def test_a_list_reads_summaries(empty_house: House, store: Redis) -> None:
+    """A page of jobs with large prompts costs the store a few kB, and shows what each job shows itself, but neither
+    result nor attempts."""
+    house = empty_house
+    house.start_all("workers")
+    done = put(house, "hello", max_tokens=4, metadata={"who": "me"}, queue={"priority": "batch"})
+    assert json.loads(house.get(f"/v1/jobs/{done}?wait=30")[1])["status"] == "completed"
+    refused = put(house, "hello", max_tokens=2000, queue={"deadline_ms": 50})
+    assert json.loads(house.get(f"/v1/jobs/{refused}?wait=30")[1])["status"] == "expired"
+    large = [put(house, "hello", max_tokens=1) for _ in range(JOBS)]
+    for job in large:
+        assert json.loads(house.get(f"/v1/jobs/{job}?wait=30")[1])["status"] == "completed"
+    for job in large:
+        enlarge(store, job)
+    before = sent_by(store)
+    listed = jobs(house, "limit=100")["data"]
+    assert sent_by(store) - before < BODY / 2
+    assert [each["id"] for each in listed] == [*reversed(large), refused, done]
+    for job in (done, refused):
+        shown = json.loads(house.get(f"/v1/jobs/{job}")[1])
+        (row,) = [each for each in listed if each["id"] == job]
+        assert row == shown | {"result": None, "attempt_log": None, "preview": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("tenant", "job_id", "code"),
+    [
+        ("red", "job_00" + "1" * 30, "result_expired"),
+        ("blue", "job_00" + "1" * 30, "job_not_found"),
+        ("red", "job_00" + "2" * 30, "job_not_found"),
+        ("red", "job_ff" + "1" * 30, "job_not_found"),
+        ("red", "nonsense", "job_not_found"),
+    ],
+)
+async def test_only_the_owner_is_told_that_a_job_was_kept_once(
+    wire: RedisClient, tenant: str, job_id: str, code: str
+) -> None:
+    """Everybody else hears the same as of a job that never was."""
+    await wire.redis.zadd(partition_key(0, "jobs", "red"), {"job_00" + "1" * 30: 1})
+    app = SimpleNamespace(
+        state=SimpleNamespace(services=SimpleNamespace(store_client=wire, job_reader=JobReader(wire)))
+    )
+    state = {"caller": SimpleNamespace(tenant=tenant)}
+    with pytest.raises(ApiError) as refused:
+        await own_record(Request({"type": "http", "app": app, "state": state, "path_params": {"job_id": job_id}}))
+    assert refused.value.code == code

@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import header
-from api.app import Endpoints
+from api.app import Endpoints, Observed
 from api.auth.keys import LOCAL_CALLER
-from api.middleware import Observed
 from api.openai import errors
 from api.services import Services
 from api.settings import ApiSettings

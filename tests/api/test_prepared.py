@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.admission import MAX_CACHED, PreparedRequest, PreparedRequests, prepare, read_request
 from api.auth.keys import Caller
+from api.chat import prefers_async
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind
-from api.prepared import MAX_CACHED, PreparedRequest, PreparedRequests, prepare, read_request
 from api.services import Services
 from api.settings import ApiSettings
 from penstock.engine import Capabilities, ModelCard
@@ -167,3 +168,11 @@ def test_the_model_of_a_refused_request_is_noted() -> None:
         noted = state()
         prepared.read(served, noted, "chat", plain, waits=True)
         assert noted["model"] == "m"
+
+
+@pytest.mark.parametrize("prefer", ["respond-async", "Respond-Async", "wait=10, respond-async;foo=1"])
+def test_who_asks_for_it_gets_a_job_instead_of_an_answer(prefer: str) -> None:
+    """Prefer (RFC 7240) has other uses, and browsers and libraries send them."""
+    assert prefers_async(prefer)
+    for other in ("", "wait=10", "return=minimal, a=b", "respond-asynchronously", "handling=respond-async"):
+        assert not prefers_async(other)

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from api_in_process import LocalApi, api_in_process
-from fake_upstream import MODEL, FakeUpstream, Fault, serving
-from sim_worker import recorder
+from fake_upstream import ANSWER, MODEL, FakeUpstream, Fault, serving
+from sim_worker import Running, recorder, until
 from upstream_bench import FAST
 from upstream_worker import StartUpstream, start_upstream
 
 from streaming.fleet.settings import ModelSettings
 from streaming.redis.client import RedisClient
 from workers.engines.upstream.settings import UpstreamSettings
+from workers.record import Recorder
 
 __all__ = ["recorder", "start_upstream"]  # fixtures
 
@@ -348,3 +349,139 @@ async def test_a_stored_response_gives_its_calls_back_to_the_server(place: Place
         (called,) = message["tool_calls"]
         assert (called["id"], called["extra_content"]) == ("call_of_theirs", SIGNED)
         assert message.get("reasoning_content") == ("Hm" if len(more["input"]) == 1 else None)
+
+
+CALLS: list[dict[str, Any]] = [
+    {"tool_calls": [{"index": 0, "id": "x", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}]}
+]
+
+
+class Pair:
+    """An API and a worker of model `sim`, whose server is `own`; `other` is that of its fallback `spare`."""
+
+    def __init__(self, api: LocalApi, start: StartUpstream, own: FakeUpstream, other: FakeUpstream) -> None:
+        self.api, self._start, self.own, self.other = api, start, own, other
+        self.workers: list[Running] = []
+
+    async def work(self) -> None:
+        settings = UpstreamSettings(**FAST, urls=(self.own.url,), fallback=("spare",), name=MODEL)  # type: ignore[arg-type]
+        spare = UpstreamSettings(**FAST, urls=(self.other.url,), name=MODEL)  # type: ignore[arg-type]
+        running = await self._start(settings, model="sim", others={"spare": spare})
+        self.workers.append(running)
+        pools: Any = running.engine._pools  # type: ignore[attr-defined]
+        await asyncio.wait_for(_ready(lambda: all(pool.ready for pool in pools)), 10)
+
+    async def chat(self, **more: Any) -> Any:
+        body = {"model": "sim", "messages": HELLO, "max_tokens": 10} | more
+        return await self.api.post("/v1/chat/completions", body)
+
+
+async def _ready(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def pair(wire: RedisClient, start_upstream: StartUpstream) -> AsyncIterator[Pair]:
+    own, other = FakeUpstream("vllm", step_s=0.005), FakeUpstream("vllm", step_s=0.005)
+    async with serving(own, other), api_in_process(RedisClient.open(wire.settings)) as api:
+        yield Pair(api, start_upstream, own, other)
+
+
+def chunks_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+async def test_an_answer_of_the_model_itself_names_it_in_the_header_alone(pair: Pair) -> None:
+    await pair.work()
+    whole, stream = await pair.chat(), await pair.chat(stream=True)
+    assert whole.headers["x-served-by"] == stream.headers["x-served-by"] == "sim"
+    assert "served_by" not in whole.json() and "served_by" not in stream.text
+    job = (await pair.api.client.get(f"/v1/jobs/{whole.headers['x-job-id']}")).json()
+    assert job["served_by"] == "sim"
+
+
+async def test_every_form_of_an_answer_says_who_gave_it(pair: Pair, recorder: Recorder) -> None:
+    """Whole and streamed, one choice and several, with usage and without."""
+    await pair.work()
+    await pair.own.stop()
+    before = tokens_of(recorder)
+    whole = await pair.chat()
+    assert whole.headers["x-served-by"] == whole.json()["served_by"] == "spare"
+    assert whole.json()["model"] == "sim" and whole.json()["choices"][0]["message"]["content"] == "".join(ANSWER[:10])
+    for usage in (False, True):
+        options = {"stream_options": {"include_usage": True}} if usage else {}
+        stream = await pair.chat(stream=True, n=2, **options)
+        assert stream.headers["x-served-by"] == "spare"
+        said = [chunk for chunk in chunks_of(stream.text) if "served_by" in chunk]
+        assert [chunk["choices"][0]["index"] for chunk in said if chunk["choices"]] in ([0, 1], [1, 0])
+        assert [chunk["usage"]["completion_tokens"] for chunk in said if not chunk["choices"]] == (
+            [20] if usage else []
+        )
+        assert {chunk["served_by"] for chunk in said} == {"spare"}
+    job = (await pair.api.client.get(f"/v1/jobs/{whole.headers['x-job-id']}")).json()
+    assert job["served_by"] == job["result"]["served_by"] == "spare"
+    listed = (await pair.api.client.get("/v1/jobs")).json()["data"]
+    assert {each["served_by"] for each in listed} == {"spare"}
+    events = (await pair.api.client.get(f"/v1/jobs/{whole.headers['x-job-id']}/events")).text
+    assert '"served_by":"spare"' in events
+    after = tokens_of(recorder)
+    grown = {key: after[key] - before.get(key, 0) for key in after}
+    assert {key: count for key, count in grown.items() if count} == {
+        ("spare", "prompt"): 9.0, ("spare", "completion"): 50.0, ("spare", "cached"): 6.0,
+    }  # fmt: skip
+
+
+async def test_calls_and_responses_say_who_gave_them(pair: Pair) -> None:
+    await pair.work()
+    await pair.own.stop()
+    pair.other.deltas = CALLS
+    called = await pair.chat(tools=[TOOL], stream=True)
+    assert [chunk["served_by"] for chunk in chunks_of(called.text) if "served_by" in chunk] == ["spare"]
+    pair.other.deltas = []
+    asked = {"model": "sim", "input": "hi", "max_output_tokens": 10}
+    response = await pair.api.post("/v1/responses", asked)
+    assert response.headers["x-served-by"] == response.json()["served_by"] == "spare"
+    streamed = chunks_of((await pair.api.post("/v1/responses", asked | {"stream": True})).text)
+    assert streamed[-1]["response"]["served_by"] == "spare" and "served_by" not in streamed[0]["response"]
+    again = (await pair.api.client.get(f"/v1/responses/{response.json()['id']}")).json()
+    assert again["served_by"] == "spare"
+
+
+@pytest.mark.slow
+async def test_a_lost_workers_answer_is_continued_by_the_model_that_began_it(pair: Pair, wire: RedisClient) -> None:
+    """Although its own model is back."""
+    pair.own.step_s = pair.other.step_s = 0.05
+    await pair.work()
+    await pair.own.stop()
+    asking = asyncio.create_task(pair.chat(max_tokens=60))
+
+    async def begun() -> bool:
+        return bool(pair.other.sent) and pair.other.running == 1
+
+    await until(begun)
+    await asyncio.sleep(0.3)
+    first = pair.workers[0]
+    first.task.cancel()
+    await asyncio.gather(first.task, return_exceptions=True)
+    await first.engine.stop()
+    await pair.own.start()
+    await pair.work()
+    answer = (await asking).json()
+    assert answer["choices"][0]["message"]["content"] == "".join(ANSWER[:60])
+    assert (answer["served_by"], answer["usage"]["completion_tokens"]) == ("spare", 60)
+    assert not pair.own.sent and pair.other.sent[-1].continues
+
+
+def tokens_of(recorder: Recorder) -> dict[tuple[str, str], float]:
+    """Tokens by model and kind, as the metrics count them; none that are 0."""
+    recorder.metrics.flush()
+    page = recorder.metrics.expose().decode()
+    found = {}
+    for line in page.splitlines():
+        if line.startswith("penstock_tokens_total{"):
+            labels, value = line.rsplit(" ", 1)
+            parts = dict(part.split("=") for part in labels[labels.index("{") + 1 : -1].split(","))
+            if float(value):
+                found[parts["model"].strip('"'), parts["kind"].strip('"')] = float(value)
+    return found

@@ -22,7 +22,6 @@ from api.waits import (
     RATE_WINDOW_S,
     CompletionRate,
     EstimateSource,
-    MeasuredWait,
     Prediction,
     ShownWaits,
     WaitErrors,
@@ -190,9 +189,10 @@ def test_when_to_try_again_follows_from_the_wait() -> None:
     lane = Prospect(wait_s=40.0, each_s=0.4, waiting=100)
     for partitions, position in ((1, 100), (2, 50)):
         found = waits(partitions, standard=lane)
-        assert found.retry_s(JOB) == 40.0
-        assert found.retry_s(JOB, position) == pytest.approx(40.0 / FULL_LANE_SHARE, abs=0.001)
-    assert found.retry_s(replace(JOB, priority=Priority.BATCH)) == DEFAULT_RETRY_S == WaitEstimates().retry_s(JOB, 9)
+        assert found.retry(JOB) == (40.0, 40_000)
+        assert found.retry(JOB, position) == (pytest.approx(40.0 / FULL_LANE_SHARE, abs=0.001), 40_000)
+    unknown = (DEFAULT_RETRY_S, None)
+    assert found.retry(replace(JOB, priority=Priority.BATCH)) == unknown == WaitEstimates().retry(JOB, 9)
 
 
 def test_only_jobs_that_ended_lately_count(clock: Clock) -> None:
@@ -305,13 +305,13 @@ def ended(state: JobState, after_ms: int, started_ms: int = 0) -> JobRecord:
 def test_a_wait_ends_with_the_first_claim() -> None:
     """Whatever came later. A job that never started waited longer than it was there; that may say something."""
     running = dataclasses.replace(QUEUED, state=JobState.RUNNING, started_ms=14_500)
-    assert measured_wait(QUEUED, 9.0) is None and measured_wait(running, 9.0) == MeasuredWait(4.5)
-    assert measured_wait(ended(JobState.COMPLETED, 60_000, 14_500), 9.0) == MeasuredWait(4.5)
-    assert measured_wait(dataclasses.replace(running, started_ms=9_990), 9.0) == MeasuredWait(0.0), "a clock set back"
+    assert measured_wait(QUEUED, 9.0) is None and measured_wait(running, 9.0) == (4.5, False)
+    assert measured_wait(ended(JobState.COMPLETED, 60_000, 14_500), 9.0) == (4.5, False)
+    assert measured_wait(dataclasses.replace(running, started_ms=9_990), 9.0) == (0.0, False), "a clock set back"
     for after_ms in (5_000, 20_000):
         expired = measured_wait(ended(JobState.EXPIRED, after_ms), 9.0)
-        assert expired == MeasuredWait(after_ms / 1000, bound=True), "also before the time that was predicted"
-    assert measured_wait(ended(JobState.CANCELLED, 20_000), 9.0) == MeasuredWait(20.0, bound=True)
+        assert expired == (after_ms / 1000, True), "also before the time that was predicted"
+    assert measured_wait(ended(JobState.CANCELLED, 20_000), 9.0) == (20.0, True)
     assert measured_wait(ended(JobState.CANCELLED, 5_000), 9.0) is None
 
 

@@ -14,8 +14,20 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
-from api.openai.fields import MAX_MESSAGES, ClosedBody, Metadata, StrictBody, by_shape, refusal, shape
-from api.openai.messages import FunctionName, TextPart, arguments_of, unless_assistant, words_of
+from api.openai.fields import (
+    MAX_MESSAGES,
+    ClosedBody,
+    FunctionName,
+    Metadata,
+    StrictBody,
+    TextPart,
+    arguments_of,
+    by_shape,
+    refusal,
+    shape,
+    unless_assistant,
+    words_of,
+)
 from api.openai.rendering import to_json
 from penstock.engine import ChatTurn
 from penstock.loops import Sliced

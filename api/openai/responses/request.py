@@ -10,17 +10,25 @@ from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator
 
 from api.openai.errors import refuse_if
 from api.openai.fields import (
+    CONSTRAINTS,
     MAX_MESSAGES,
+    MAX_TOOLS,
     ClosedBody,
+    Effort,
+    Function,
+    FunctionTool,
+    GenerationRequest,
+    HostedTool,
+    OfferedTools,
     Refused,
     SchemaObject,
     StrictBody,
     TokenLimit,
     named_format,
+    shown_choice,
+    tool_shape,
     with_its_type,
 )
-from api.openai.generation import CONSTRAINTS, Effort, GenerationRequest
-from api.openai.messages import MAX_TOOLS, Function, FunctionTool, HostedTool, OfferedTools, shown_choice, tool_shape
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
 from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard, Sampling, Task
 from penstock.tools import Tool

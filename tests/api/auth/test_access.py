@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -16,14 +17,14 @@ from api_in_process import key_of
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from api.auth import access_errors
-from api.auth.access import Access
-from api.auth.access_errors import MAX_LOGGED, Refusals
-from api.auth.guard import RequestGuard
+from api.app import Observed
+from api.auth import audit
+from api.auth.guard import MAX_LOGGED, RequestGuard
+from api.auth.hosts import Senders
 from api.auth.keys import Keyring
-from api.middleware import Observed
 from api.openai import errors
-from api.routes import ROUTES, TABLE
+from api.openai.errors import ApiError
+from api.routes import ROUTES, TABLE, Access, Route
 from api.services import Services
 from api.settings import ApiSettings
 from telemetry.process import start_tracing
@@ -60,7 +61,9 @@ class Told(NamedTuple):
 
 
 async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers 204 to anything, and notes whom it was told of."""
+    """Answers 204 to anything, and notes whom it was told of; or fails, if it is asked to."""
+    if b"x-fails" in scope["state"]["headers"]:
+        raise LookupError("nobody thought of this")
     scope["reached"] = scope["state"].get("caller")
     await Response(status_code=204)(scope, receive, send)
 
@@ -164,12 +167,12 @@ async def test_with_keys_a_page_that_asks_first_is_told_the_setting() -> None:
 
 def test_senders_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """However many origins and hosts they make up, and no line is theirs."""
-    refusals = Refusals()
+    guard = RequestGuard(endpoint, cast(Services, SimpleNamespace(settings=ApiSettings(), keyring=Keyring({}))))
     for number in range(10 * MAX_LOGGED):
         origin = f"https://{number}.example\n{{}}"
         for _ in range(2):
-            refusals.log_once(access_errors.foreign_origin(origin), f"/v1/{'x' * 9999}\n")
-    refusals.log_once(errors.job_not_found(), "/v1/jobs/x")
+            guard.log_once(errors.foreign_origin(origin), f"/v1/{'x' * 9999}\n")
+    guard.log_once(errors.job_not_found(), "/v1/jobs/x")
     assert len(caplog.messages) == MAX_LOGGED + 1 and "no more" in caplog.messages[-1]
     assert all(len(each) < 1000 and "\n" not in each for each in caplog.messages)
 
@@ -189,6 +192,13 @@ async def test_metrics_are_open_or_an_admins(door: str, metrics: Any) -> None:
         204 if metrics == "open" else 401
     )
     assert (await ask(keyring(door), "GET", "/metrics", bearer(admin), settings)).status == 204
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
+def test_no_row_takes_the_path_of_a_later_one(route: Route) -> None:
+    """By its path with something in place of each parameter."""
+    found = TABLE.find(route.method, re.sub(r"{.*?}", "x", route.path))
+    assert found is not None and found.route is route
 
 
 @pytest.mark.parametrize(
@@ -297,3 +307,82 @@ async def test_what_a_proxy_forwards_needs_keys(header: str) -> None:
 async def test_programs_and_pages_of_this_machine_are_served(headers: dict[str, str]) -> None:
     """Also through a development server of this machine, which passes the headers of its page on."""
     assert (await ask(keyring(KEYLESS), "POST", "/v1/chat/completions", headers)).status == 204
+
+
+@pytest.mark.parametrize("scheme", ["tauri", "capacitor", "ionic", "app", "file", "chrome-extension", "ftp", "ws"])
+def test_a_page_of_an_app_is_no_page_of_this_machines(scheme: str) -> None:
+    """Apps show pages, of strangers too, under the name localhost and a scheme of their own."""
+    sent = {b"host": b"localhost:8000", b"origin": f"{scheme}://localhost".encode()}
+    with pytest.raises(ApiError) as refused:
+        Senders(ApiSettings(), keyless=True).check("POST", "/v1/jobs", sent)
+    assert refused.value.status == 403
+
+
+# --- what is written down of a refusal, and of what an admin does -----------------------------------------------------
+
+
+def audited(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [vars(record) for record in caplog.records if record.name == audit.AUDIT]
+
+
+@pytest.mark.parametrize(("fails", "outcome", "status"), [(False, "done", 204), (True, "failed", 500)])
+async def test_what_an_admin_tried_is_written_down_however_it_ended(
+    caplog: pytest.LogCaptureFixture, fails: bool, outcome: str, status: int
+) -> None:
+    """One line, also where the endpoint failed before it said anything: it may have done half of it. An address holds
+    whatever its sender likes; the start of it is enough to find it again."""
+    for path, target in (("/admin/pools/sim", "sim"), (f"/admin/dlq/{'x' * 5000}", "x" * 256)):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger=audit.AUDIT):
+            try:
+                await ask(keyring(KEYED), "DELETE", path, bearer("sk-root") | ({"X-Fails": "1"} if fails else {}))
+            except LookupError:
+                assert fails
+        (line,) = audited(caplog)
+        assert (line["target"], line["who"], line["outcome"], line["status"]) == (target, "root", outcome, status)
+
+
+async def test_refusals_of_a_server_without_keys_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A page's try at /admin, a wrong token and a rebound name; what the token's holder does has the local name."""
+    ring, right, page = keyring(KEYLESS), bearer(TOKEN), {"Origin": EVIL}
+    with caplog.at_level(logging.INFO, logger=audit.AUDIT):
+        for headers in (right | page, bearer("guess"), right | {"Host": "evil.example"}, right):
+            await ask(ring, "DELETE", "/admin/pools/sim", headers)
+        await ask(ring, "DELETE", "/admin/nothing", right | page)
+    told = [(line["action"], line["outcome"], line["who"], line.get("code")) for line in audited(caplog)]
+    assert told == [
+        ("pool.resume", "refused", None, "foreign_origin"),
+        ("pool.resume", "refused", None, "admin_token_required"),
+        ("pool.resume", "refused", None, "misdirected_request"),
+        ("pool.resume", "done", "local", None),
+        ("admin.unknown", "refused", None, "foreign_origin"),
+    ]
+
+
+async def test_the_log_says_why_a_page_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Once for each origin and host, with path and fix: a browser tells a page of a CORS or network error only."""
+    ring = Keyring({})
+    for _ in range(3):
+        assert (await ask(ring, "GET", "/v1/models", {"Origin": "https://once.example"})).status == 403
+        assert (await ask(ring, "GET", "/v1/models", {"Host": "once-host.example"})).status == 421
+    origin, host = [record.getMessage() for record in caplog.records if record.name == "api.auth.guard"]
+    assert "foreign_origin" in origin and "'/v1/models'" in origin and "https://once.example" in origin
+    assert "cors_origins" in origin and "once-host.example" in host and "[keys" in host
+
+
+async def test_what_is_refused_is_counted() -> None:
+    """By its code and its route: whoever watches the metrics sees somebody trying keys, addresses and origins."""
+    ring, settings = Keyring({"plain": key_of("sk-plain", "a")}), ApiSettings()
+    for method, path, headers in (
+        ("GET", "/v1/jobs/job_1", {}), ("GET", "/v1/jobs", bearer("guess")), ("GET", "/admin/dlq", bearer("sk-plain")),
+        ("GET", "/nowhere", {}), ("PATCH", "/v1/jobs", {}), ("GET", "/v1/jobs", bearer("sk-plain")),
+    ):  # fmt: skip
+        await ask(ring, method, path, headers, settings)
+    metrics = cast(Mock, guarded(ring, settings)._services.metrics)
+    codes = ["invalid_api_key", "invalid_api_key", "permission_denied", "not_found", "method_not_allowed"]
+    assert [call.args[0] for call in metrics.count_error.call_args_list] == codes
+    routes = [call.args[1:] for call in metrics.requests.labels.call_args_list]
+    assert routes == [
+        ("/v1/jobs/{job_id}", "401"), ("/v1/jobs", "401"), ("/admin/dlq", "403"), ("other", "404"), ("other", "405"),
+        ("/v1/jobs", "204"),
+    ]  # fmt: skip

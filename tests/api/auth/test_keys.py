@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from api_in_process import key_of
 
+from api.auth.hosts import is_loopback, is_loopback_name
 from api.auth.keys import LOCAL_CALLER, Caller, Keyring, check_exposure
 from api.openai.errors import ApiError
 from api.settings import KeySettings
@@ -120,3 +121,21 @@ def test_a_tenants_name_is_checked_wherever_it_is_set(
         build(kind, {**rest, field: tenant}, table)
     with pytest.raises(ConfigError, match=rf"^{table}: {field} .*cannot be a tenant's name.*rename it$"):
         build(kind, {**rest, field: name}, table)
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "name"),
+    [
+        ("127.0.0.1", True, True), ("127.8.9.10", True, True), ("::1", True, True), ("[::1]", True, True),
+        ("::ffff:127.0.0.1", True, True), ("localhost", True, True), ("LOCALHOST", True, True),
+        ("app.localhost", False, True), ("localhost.", False, True),
+        ("", False, False), ("0.0.0.0", False, False),  # noqa: S104 - not listened on
+        ("::", False, False), ("10.0.0.1", False, False),
+        ("fe80::1%lo", False, False), ("::ffff:10.0.0.1", False, False), ("2130706433", False, False),
+        ("evil.example", False, False), ("evillocalhost", False, False), ("localhost.evil.example", False, False),
+        (".localhost", False, False), ("evil_.localhost", False, False),
+    ],
+)  # fmt: skip
+def test_what_is_this_machine(host: str, address: bool, name: bool) -> None:
+    """Names below localhost only where a browser asks for them: elsewhere a resolver decides what they are."""
+    assert (is_loopback(host), is_loopback_name(host)) == (address, name)

@@ -16,7 +16,6 @@ import pytest
 from house import House, eventually
 from redis import Redis
 
-from api.auth import access_errors
 from api.openai import errors
 from api.openai.errors import ApiError, Wait
 from api.stream import connection_guard
@@ -54,7 +53,7 @@ def made(make: Callable[..., ApiError]) -> ApiError:
 
 EVERY: dict[str, ApiError] = {
     name: made(make)
-    for module in (errors, access_errors, connection_guard)
+    for module in (errors, connection_guard)
     for name, make in vars(module).items()
     if isinstance(make, partial) or (inspect.isfunction(make) and make.__annotations__.get("return") == "ApiError"
     and not name.startswith(("_", "from_")))

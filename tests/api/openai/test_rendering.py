@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from rendered import completion, facts_of
 
-from api.error_answers import error_event
 from api.openai.cursor import Cursor
 from api.openai.errors import ApiError, Wait
 from api.openai.job_events import delta_event, position_event, queued_event, reset_event, terminal_event
-from api.openai.rendering import ChunkRenderer, Facts, Waiting, job_object
+from api.openai.rendering import ChunkRenderer, Facts, Waiting, error_event, job_object
+from api.openai.results import count_of
 from penstock.engine import Failure, Logprob
 from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import JobState
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
+from workers.engines.task_answers import told_tokens
 
 TOKEN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 """Any text a token may be: line ends, quotes, NUL, U+2028; no lone surrogates, which no wire message can hold."""
@@ -267,3 +268,8 @@ def test_a_jobs_events_tell_its_life() -> None:
         "a choice that was not finished"
     )
     assert reset_event(5) == ("stream.reset", Cursor(5, 0), {"epoch": 5})
+
+
+@pytest.mark.parametrize("ids", [[], [7], [1, 22, 333], list(range(1000))], ids=len)
+def test_ids_are_counted_without_parsing_them(ids: list[int]) -> None:
+    assert count_of(told_tokens(ids, 4096)) == len(ids)

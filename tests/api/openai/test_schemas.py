@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from api.openai.errors import ApiError
-from api.openai.generation import UNKNOWN
+from api.openai.fields import UNKNOWN
 from api.openai.responses.items import shown_turn
 from api.openai.results import input_object
 from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
@@ -609,3 +609,26 @@ def test_the_largest_numbers_are_kept_as_they_are() -> None:
     assert request.sampling.n == 1 and request.further == {"further": sent}
     job = to_job(request, tenant="t", ceiling=Priority.BATCH, card=UNKNOWN)
     assert decode_job(encode(job)).passed == {"further": sent}
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+TEXTS = {"endpoint": "/v1/completions"}
+TURNS = {"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hä\n?"}]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        TURNS,
+        TEXTS | {"prompt": "one"},
+        TEXTS | {"prompt": ["one", "two"], "n": 2, "stop": ["x", "y"], "logprobs": 3},
+        TEXTS | {"prompt": [[1, 2], [3]], "max_tokens": 4, "seed": 7, "user": "u"},
+        TURNS | {"temperature": 0.5, "top_p": 0.9, "logprobs": True, "top_logprobs": 2, "stop": "."},
+        TURNS | {"presence_penalty": 1.0, "frequency_penalty": -1.0, "response_format": {"type": "json_object"}},
+        TURNS | {"queue": {"priority": "batch", "deadline_ms": 5000, "max_queue_ms": 100}},
+        TURNS | {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": OBJECT}}},
+    ],
+)
+def test_the_request_of_a_job_asks_for_the_same_when_it_is_posted_again(body: dict[str, Any]) -> None:
+    job = job_of(parse("job", json.dumps(MODEL | body).encode()))
+    assert job_of(parse("job", json.dumps(input_object(job)).encode())) == job
