@@ -115,7 +115,7 @@ class Worker:
         if not await self._registered(stop):
             return
         claiming = asyncio.create_task(self._claimer.run(self._client.partitions))
-        on_end, tracing = self._recorder.ended_by_script, self._recorder.traces.tracing
+        on_end, tracing = self._recorder.ended_by_script, self._recorder.tracing
         reaper = Reaper(self._client, self._recorder.metrics, salvager=self._reader, on_end=on_end, tracing=tracing)
         sweeping = reaper.keep_sweeping(SWEEP_INTERVAL_S)
         interval_s = self._client.settings.lease_ms / 3000
