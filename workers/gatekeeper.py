@@ -21,10 +21,9 @@ from streaming.order import Priority
 from streaming.redis.clock import Clock
 from workers.attempt import Attempt
 from workers.gate import (
-    ADMITTED,
     Colocation,
     Gate,
-    GateDecision,
+    GateReason,
     HeldText,
     KvCapacity,
     LengthHistory,
@@ -102,7 +101,7 @@ class Gatekeeper:
         self._sync()
         limit = round(self._limit.value) or answer_tokens(None, self._card)
         typical = self.gate.text(lane, "", round(self._prompt.value), limit)
-        return self.gate.fitting(typical, self._capacity(), max(0, min(free, MAX_CLAIM)))
+        return self.gate.fitting([typical] * min(free, MAX_CLAIM), self._capacity())
 
     def batch_room(self, slots: int | None, held_back: int) -> int | None:
         """How many jobs of lane batch to claim; None: any number.
@@ -115,8 +114,8 @@ class Gatekeeper:
             return 0
         if self._colocation is None or slots == 0:
             return slots
-        decision = self._colocation.admit(round(self._prompt.value), self.gate.held.values(), self._offline())
-        return slots if decision.admitted else 0
+        reason = self._colocation.wait_reason(round(self._prompt.value), self.gate.held.values(), self._offline())
+        return 0 if reason else slots
 
     def admits(self, attempt: Attempt, index: int, request_id: str) -> bool:
         """Decide whether a choice begins now; counts one that waits once."""
@@ -128,16 +127,16 @@ class Gatekeeper:
         if text is None or waiting_id != request_id:
             text = self._text(attempt, index)
             self._note(job, text)
-        decision = self._decide(job, text)
-        if decision.admitted:
+        reason = self._wait_reason(job, text)
+        if not reason:
             self._waiting.pop(job.id, None)
             if self._colocation is not None:
                 self._colocation.begin(text, self.gate.held.values())
             self.gate.held[request_id] = text
         elif waiting_id != request_id:
             self._waiting[job.id] = request_id, text
-            self._recorder.waits_at_gate(decision.reason)
-        return decision.admitted
+            self._recorder.waits_at_gate(reason)
+        return not reason
 
     def would_admit(self, choices: Iterable[tuple[Attempt, int]], without: Collection[str]) -> bool:
         """Whether all these choices would begin if the engine no longer ran the requests `without`."""
@@ -145,7 +144,7 @@ class Gatekeeper:
             return True
         self._sync()
         texts = [self._text(attempt, index) for attempt, index in choices]
-        return self.gate.would_admit(texts, without, self._capacity())
+        return self.gate.fitting(texts, self._capacity(), without) == len(texts)
 
     def never_fits(self, attempt: Attempt, index: int) -> bool:
         """Whether the engine cannot run a choice even alone, so that it is to refuse it."""
@@ -158,11 +157,11 @@ class Gatekeeper:
         self._retry_at = now + RETRY_INTERVAL_S
         return True
 
-    def _decide(self, job: Job, text: HeldText) -> GateDecision:
-        decision = self.gate.admit(text, self._capacity()) if self.limits_cache else ADMITTED
-        if decision.admitted and job.priority is Priority.BATCH and self._colocation is not None:
-            return self._colocation.admit(text.prompt + text.generated, self.gate.held.values(), self._offline())
-        return decision
+    def _wait_reason(self, job: Job, text: HeldText) -> GateReason:
+        reason: GateReason = self.gate.wait_reason(text, self._capacity()) if self.limits_cache else ""
+        if reason or job.priority is not Priority.BATCH or self._colocation is None:
+            return reason
+        return self._colocation.wait_reason(text.prompt + text.generated, self.gate.held.values(), self._offline())
 
     def _offline(self) -> int:
         """How many of the texts that the engine holds are of lane batch."""

@@ -86,10 +86,10 @@ def batch_job(name: str, age_s: float = 100.0, texts: int = 1, **changes: object
 
 def test_the_youngest_go_first_and_no_more_than_needed() -> None:
     jobs = [batch_job("old", 300), batch_job("young", 1), batch_job("middle", 20)]
-    assert choose_victims(jobs, 1, NOW).jobs == ("young",)
-    assert choose_victims(jobs, 2, NOW).jobs == ("young", "middle")
-    assert choose_victims(jobs, 5, NOW).jobs == ("young", "middle", "old")
-    assert choose_victims(jobs, 0, NOW).jobs == ()
+    assert choose_victims(jobs, 1, NOW) == ["young"]
+    assert choose_victims(jobs, 2, NOW) == ["young", "middle"]
+    assert choose_victims(jobs, 5, NOW) == ["young", "middle", "old"]
+    assert choose_victims(jobs, 0, NOW) == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ JOBS = st.lists(
 def test_whatever_runs_no_job_is_taken_in_vain(jobs: list[RunningJob], texts: int) -> None:
     """Each victim may be taken, without the last one the places would not do, and none is left while one more would."""
     by_id = {job.id: job for job in jobs}
-    victims = [by_id[each] for each in choose_victims(jobs, texts, NOW).jobs]
+    victims = [by_id[each] for each in choose_victims(jobs, texts, NOW)]
     assert all(preemptible([job], NOW) for job in victims)
     assert sum(job.texts for job in victims[:-1]) < max(texts, 1)
     if sum(job.texts for job in victims) < texts:
