@@ -103,8 +103,6 @@ class Preemption:
     def _take_out(self, job_id: str, outcome: str) -> None:
         """Take a job out of the engine, and begin to put it back."""
         attempt = self._held.park(job_id)
-        if attempt.deadline is not None:
-            attempt.deadline.cancel()
         self._starter.let_go(attempt)
         self._recorder.released(job_id, outcome)
         task = asyncio.create_task(self._put_back(attempt, outcome))
@@ -144,7 +142,7 @@ class Preemption:
                 attempt.job.priority,
                 attempt.stamps.released,
                 attempt.started,
-                attempt.is_continued,
+                bool(attempt.claim.earlier_runs),
                 is_continuable(attempt.job, self._capabilities),
                 attempt.seq,
             )

@@ -361,7 +361,7 @@ def answered(attempt: Attempt, end: Terminal) -> dict[str, str | int | float | b
     if reasons := [reason for reason in end.finishes if reason]:
         found[names.FINISH_REASONS] = reasons
     stamps = attempt.stamps
-    if attempt.job.stream and stamps.first and stamps.released and not attempt.is_continued:
+    if attempt.job.stream and stamps.first and stamps.released and not attempt.claim.earlier_runs:
         found[names.FIRST_CHUNK] = round(stamps.first - stamps.released, 6)
     return found
 

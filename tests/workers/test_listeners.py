@@ -63,7 +63,7 @@ async def test_an_address_nobody_listens_at_is_dropped(
     wire: RedisClient, start: Start, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows for a process that is gone are logged no more, those for the living one go on, and each comes once."""
-    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(module, "LISTENER_CHECK_INTERVAL_S", 0.1)
     worker = (await start(SLOW)).worker
     buffer = await streamed(wire, relay)
     reading = asyncio.create_task(numbers_read(buffer))
@@ -82,27 +82,8 @@ async def test_an_address_nobody_listens_at_is_dropped(
 async def test_a_reader_that_was_dropped_by_mistake_follows_again(
     wire: RedisClient, start: Start, relay: Relay
 ) -> None:
-    """It misses nothing, and hears the rest as it comes."""
-    worker = (await start(SLOW)).worker
-    buffer = await streamed(wire, relay)
-    reading = asyncio.create_task(numbers_read(buffer))
-    await worker._unfollow(relay.address)
-    assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
-
-    async def gone() -> bool:
-        return await fields_of_the_newest_step(wire, worker) == {SILENT}
-
-    async def back() -> bool:
-        return await fields_of_the_newest_step(wire, worker) == {relay.address}
-
-    await until(gone)
-    await until(back)
-    assert (await JobReader(wire).record(buffer.job_id)).state is JobState.RUNNING
-    assert await reading == list(range(1, TOKENS + 1))
-
-
-async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, start: Start, relay: Relay) -> None:
-    """The record still names the address, so its rows go on until the store has forgotten it too."""
+    """It misses nothing, and hears the rest as it comes. A drop that the store did not take is undone: the record still
+    names the address, so its rows go on."""
     worker = (await start(SLOW)).worker
     buffer = await streamed(wire, relay)
     reading = asyncio.create_task(numbers_read(buffer))
@@ -115,6 +96,9 @@ async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, s
             raise Unavailable("the store is away")
         await unfollow(partition, address, job_ids)
 
+    async def logs_for(address: str) -> bool:
+        return await fields_of_the_newest_step(wire, worker) == {address}
+
     worker.lease.unfollow = once_refused  # type: ignore[method-assign]
     with pytest.raises(Unavailable):
         await worker._unfollow(relay.address)
@@ -123,4 +107,7 @@ async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, s
     await worker._unfollow(relay.address)
     assert worker._attempts[buffer.job_id].addresses == (SILENT,)
     assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
+    await until(lambda: logs_for(SILENT))
+    await until(lambda: logs_for(relay.address))
+    assert (await JobReader(wire).record(buffer.job_id)).state is JobState.RUNNING
     assert await reading == list(range(1, TOKENS + 1))

@@ -19,7 +19,6 @@ from workers.slot_shares import (
     choose_victims,
     preemptible,
     reserved_slots,
-    room_for_batch,
 )
 
 
@@ -64,13 +63,6 @@ def test_a_tenant_counts_for_a_while_after_its_last_text() -> None:
 def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> None:
     """One in sixty-four, at least one, never all."""
     assert reserved_slots(slots, wanted) == kept
-
-
-@pytest.mark.parametrize(("batch_texts", "more"), [(0, 6), (6, 0), (7, 0)])
-def test_how_many_lines_of_a_batch_fit(batch_texts: int, more: int) -> None:
-    """The slots kept for others stay empty; with none kept there is no limit."""
-    assert room_for_batch(8, 2, batch_texts) == more
-    assert room_for_batch(8, 0, batch_texts) is None
 
 
 NOW = 1_000.0

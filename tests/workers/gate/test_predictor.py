@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -101,30 +102,29 @@ def reason(
     return colocation.wait_reason(prompt, beside, offline)
 
 
-def test_a_line_of_a_batch_is_admitted_while_a_chat_keeps_its_targets() -> None:
-    predictor = learned(Random(3), noise=0.001)
-    assert reason(predictor) == ""
-    assert reason(predictor, texts=100, held=8000) == "itl"
-    assert reason(predictor, prompt=3000) == "ttft"
-    assert reason(predictor, prefills=(1000, 1000)) == "ttft"
-    assert reason(predictor, chat_prompt=3000) == "ttft"
+@pytest.mark.parametrize(
+    ("beside", "waits"),
+    [
+        ({}, ""),
+        ({"texts": 100, "held": 8000}, "itl"),
+        ({"prompt": 3000}, "ttft"),
+        ({"prefills": (1000, 1000)}, "ttft"),
+        ({"chat_prompt": 3000}, "ttft"),
+        # Without a target nothing waits.
+        ({"ttft_ms": None, "itl_ms": None, "texts": 200, "held": 10**6, "prompt": 4000}, ""),
+        # An engine that misses the target without it takes one, and only one: else the lane would never run.
+        ({"texts": 100, "held": 8000, "offline": 0}, ""),
+        ({"chat_prompt": 3000, "offline": 0}, ""),
+        ({"prompt": 3000, "offline": 0}, "ttft"),
+        ({"texts": 100, "held": 8000, "prompt": 3000, "offline": 0}, "ttft"),
+    ],
+)
+def test_a_line_of_a_batch_is_admitted_while_a_chat_keeps_its_targets(beside: dict[str, Any], waits: str) -> None:
+    assert reason(learned(Random(3), noise=0.001), **beside) == waits
 
 
-def test_without_a_target_or_without_knowledge_nothing_is_refused() -> None:
-    predictor = learned(Random(5))
-    assert reason(predictor, ttft_ms=None, itl_ms=None, texts=200, held=10**6, prompt=4000) == ""
+def test_without_knowledge_nothing_is_refused() -> None:
     assert reason(LatencyPredictor(), texts=200, held=10**6, prompt=4000) == ""
-
-
-def test_an_engine_that_misses_the_target_without_it_takes_one() -> None:
-    """Only one, and only where the target is missed anyway: else lane batch is what would break it."""
-    predictor = learned(Random(7), noise=0.0)
-    assert reason(predictor, texts=100, held=8000, offline=0) == ""
-    assert reason(predictor, texts=100, held=8000, offline=1) == "itl"
-    assert reason(predictor, chat_prompt=3000, offline=0) == ""
-    assert reason(predictor, chat_prompt=3000, offline=1) == "ttft"
-    assert reason(predictor, prompt=3000, offline=0) == "ttft"
-    assert reason(predictor, texts=100, held=8000, prompt=3000, offline=0) == "ttft"
 
 
 STEP_S, PREFILL_S = 0.01, 0.0001
