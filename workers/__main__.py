@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 from penstock.config import Config, ConfigError
 from penstock.engine import BudgetSharer, Engine, EngineDead, ModelCard, Piece, Stats
-from penstock.loops import ExpectedErrors, coalesced, retry_until, supervise, wait
+from penstock.loops import ExpectedErrors, coalesced, retry_until, run_periodically, supervise, wait
 from penstock.process import (
     Launch,
     Lifeline,
@@ -31,7 +30,7 @@ from penstock.process import (
 )
 from penstock.text import counted
 from streaming.errors import Fenced, Unavailable
-from streaming.fleet.process import Process
+from streaming.fleet.process import HEARTBEAT_INTERVAL_S, Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import NO_TARGETS, LaneTargets, ModelSettings, served_models
 from streaming.jobs.settings import TenantSettings, weights_of
@@ -46,7 +45,6 @@ from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
 from workers.engines.registry import build, sections
-from workers.heartbeat import keep_counting
 from workers.record import CallTracer, Recorder, WorkCounters
 from workers.settings import WorkerSettings
 from workers.worker import Worker
@@ -96,31 +94,21 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     model, settings = _choose(served, options.model)
     settings = _shaped(model, settings, options.shape)
     telemetry = None if options.check else Telemetry(launch, "worker")
-    with needed_to_start(EngineDead, exit_code=2), _written(options.check):
-        engine = build(model, settings, config, options.data_dir)
+    try:
+        with needed_to_start(EngineDead, exit_code=2):
+            engine = build(model, settings, config, options.data_dir)
+    except ConfigError as error:
+        if options.check:  # behind an empty line, for `penstock up`, which also says what set the key
+            sys.stdout.write(f"\n\n{json.dumps([error.key, error.problem, error.hint])}")
+        raise
     if telemetry is None:
-        return _checked()
+        return asyncio.sleep(0, 0)  # nothing more to do: exit code 0
     telemetry.serve_metrics()
     me = this_process("worker", options.id)
     me = msgspec.structs.replace(me, model=model, shape=options.shape or "")
     tracing, targets = telemetry.trace(), settings.targets
     records = telemetry.keep_records()
     return WorkerProcess(me, config, engine, telemetry.metrics, tracing, launch.lifeline, targets, records).run()
-
-
-async def _checked() -> int:
-    return 0
-
-
-@contextlib.contextmanager
-def _written(check: bool) -> Iterator[None]:
-    """With --check, write a ConfigError as JSON behind an empty line: `penstock up` also says what set the key."""
-    try:
-        yield
-    except ConfigError as error:
-        if check:
-            sys.stdout.write(f"\n\n{json.dumps([error.key, error.problem, error.hint])}")
-        raise
 
 
 def _choose(models: dict[str, ModelSettings], wanted: str | None) -> tuple[str, ModelSettings]:
@@ -221,7 +209,7 @@ class WorkerProcess:
         self._worker = Worker(
             client, self._engine, card, settings, recorder, self._on_cordon, self._me.name, self._targets, self._weights
         )
-        run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
+        run = asyncio.ensure_future(self._worker.run(self._stop))
         loops: list[Callable[[], Awaitable[None]]] = [self._store.keep_looking, self._sampler().keep_sampling]
         if isinstance(self._engine, BudgetSharer):
             loops.append(partial(keep_counting, Fleet(client), self._me, self._engine.share))
@@ -238,8 +226,12 @@ class WorkerProcess:
             await asyncio.wait([run], timeout=coalesced(1.0))
         for task in background:
             task.cancel()
-        if run.result():
-            return self._failed(run.result())
+        try:
+            run.result()
+        except Fenced as error:
+            return self._failed(f"fenced: {error}")
+        except EngineDead as error:
+            return self._failed(f"engine dead: {error}")
         return await self._linger() if self._cordoned else 0
 
     async def _linger(self) -> int:
@@ -323,15 +315,23 @@ class WorkerProcess:
         )
 
 
-async def _guard(run: asyncio.Future[None]) -> str:
-    """Wait for a worker's run; the reason why it had to end, or "" after a drain."""
-    try:
-        await run
-    except Fenced as error:
-        return f"fenced: {error}"
-    except EngineDead as error:
-        return f"engine dead: {error}"
-    return ""
+def peers_of(me: Process, others: list[Process]) -> int:
+    """How many workers of the same pool may run requests, this one included. Those that start run none yet, and those
+    that drain still do."""
+    lives = {
+        each.life for each in others if (each.model, each.shape) == (me.model, me.shape) and each.state != "starting"
+    }
+    return len(lives | {me.life})
+
+
+async def keep_counting(fleet: Fleet, me: Process, share: Callable[[int], None]) -> NoReturn:
+    """Call `share` with the number of peers every few seconds; while the store does not answer, the last one stays."""
+
+    async def count() -> None:
+        share(peers_of(me, await fleet.processes("worker")))
+
+    expected = ExpectedErrors(Unavailable, log.warning, "the other workers cannot be counted: %s", once=True)
+    await run_periodically(count, HEARTBEAT_INTERVAL_S, expected)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ It knows neither Redis nor the kind of engine. It decides only when the job is o
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -40,9 +41,10 @@ from streaming.jobs.lease import SILENT, Claim, Finish
 from streaming.jobs.records import claimed_ms, kept_ms
 from streaming.order import Priority
 from streaming.redis.clock import Clock
-from workers.engines.calls import FoundCalls, check_calls
-from workers.engines.constraint import FILTERED, complete_texts
+from workers.engines.constraint import FILTERED
 from workers.engines.task_answers import check_task_answer
+
+log = logging.getLogger(__name__)
 
 
 class AttemptStamps:
@@ -102,34 +104,6 @@ def merged_calls(turns: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
     return merged
 
 
-PastRows = list[tuple[str, Sequence[int], int]]
-"""As in penstock.engine.Request.past."""
-
-
-def echoes_left(job: Job, rows: Sequence[Delta]) -> dict[int, str]:
-    """The prompts that are still to be shown in front of their texts, by the index of the choice.
-
-    A prompt that is echoed is part of the first delta of its choice. No engine sees it: it would continue it.
-    """
-    if not job.echo:
-        return {}
-    begun = {row.index for row in rows}
-    return {index: _prompt(job, index) for index in range(job.choices) if index not in begun}
-
-
-def _prompt(job: Job, index: int) -> str:
-    return str(prompt_of(job, index // job.sampling.n))
-
-
-def past_of(job: Job, rows: Sequence[Delta]) -> PastRows:
-    """What earlier attempts generated of one choice, without its echo. `rows`: its deltas."""
-    past: PastRows = [(row.text, row.ids, row.n) for row in rows]
-    if job.echo and past:
-        text, ids, count = past[0]
-        past[0] = text[len(_prompt(job, rows[0].index)) :], ids, count
-    return past
-
-
 def reasoned_tokens(deltas: Iterable[Delta]) -> int:
     """Count the tokens whose text is reasoning, or that end it, of all choices together."""
     readers, count = defaultdict[int, CallReader](CallReader), 0
@@ -148,6 +122,8 @@ CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
 
 MAX_COUNT = 2**40
 """The largest token count that a piece may give, far above any model's: sums of them fit into 64 bits."""
+MAX_TOTAL = 2**53 - 1
+"""The largest token count of a job: the store's scripts count exactly up to it."""
 ENGINE_PRIORITY = {Priority.INTERACTIVE: 0.8, Priority.STANDARD: NEUTRAL_PRIORITY, Priority.BATCH: 0.2}
 """The priority inside an engine of each lane's requests; between two lanes there is room for a resumed request."""
 
@@ -205,7 +181,9 @@ class Attempt:
         """By choice: the model that gives it, if it is another one than the job's."""
         if history is not NOTHING:
             self._take_over(history)
-        self._echoes = echoes_left(job, history.rows) if job.echo else {}
+        self._echoes = {at: self._prompt(at) for at in self._not_begun()} if job.echo else {}
+        """By choice: the prompt that is still to be shown in front of its text, as part of its first delta. No engine
+        sees it: it would continue it."""
         self._stopped: tuple[JobState, Failure, str] | None = None
         self._open: set[int] = set()
         """Indices of choices that have not ended."""
@@ -247,11 +225,6 @@ class Attempt:
     def started(self) -> int:
         """Number of choices that the engine runs or has queued."""
         return len(self._open) - len(self._waiting)
-
-    @property
-    def is_continued(self) -> bool:
-        """Whether other runs of the job came before this one."""
-        return bool(self.claim.earlier_runs)
 
     @property
     def is_checked(self) -> bool:
@@ -336,28 +309,38 @@ class Attempt:
         """`rows`: what earlier attempts generated of the choice."""
         sampling = self.job.sampling
         run = author(self._sections, rows[0].seq) if rows else None
-        prompt = prompt_of(self.job, index // sampling.n)
+        past = [(row.text, row.ids, row.n) for row in rows]
+        if self.job.echo and past:
+            past[0] = past[0][0][len(self._prompt(index)) :], *past[0][1:]
         if sampling.n > 1:
             # A seed per copy, so that copies of one prompt differ.
             seed = None if sampling.seed is None else sampling.seed + index % sampling.n
             sampling = replace(sampling, n=1, seed=seed)
         return Request(
             self._request_id(index),
-            prompt,
+            prompt_of(self.job, index // self.job.sampling.n),
             sampling,
-            past_of(self.job, rows) if rows else (),
+            past,
             self.job.tenant,
             ENGINE_PRIORITY[self.job.priority],
             self.job.tools,
             self.servers.get(index, ""),
             self.job.reasoning,
             task=self.job.task,
-            inputs=inputs_of(self.job, index // sampling.n),
+            inputs=inputs_of(self.job, index // self.job.sampling.n),
             text_id=f"{self.job.id}/{index}",
             trace=self.trace,
             begun_by=f"{self.claim.worker}/{self.number}" if run is None else f"{run.worker}/{run.number}",
             passed=self.job.passed,
         )
+
+    def _not_begun(self) -> set[int]:
+        """The choices of which no earlier attempt has shown anything."""
+        return {*range(self.choices)} - {row.index for row in self._history}
+
+    def _prompt(self, index: int) -> str:
+        """The prompt of a choice, as text."""
+        return str(prompt_of(self.job, index // self.job.sampling.n))
 
     def _request_id(self, index: int) -> str:
         return f"{self.job.id}/{self.number}/{index}"
@@ -439,38 +422,25 @@ class Attempt:
         return [encode_delta(row) for row in unpacked(self.seq, self._record) if row.seq >= self.opening.first]
 
     @property
-    def is_checkpointed(self) -> bool:
-        """Whether a checkpoint was written since its claim."""
-        return self.first_frame != self.claim.first_frame
-
-    @property
     def openings(self) -> dict[int, Opening]:
         """The openings of `logged`: of this run, and of the copies of earlier runs' deltas, if there are any."""
         own = {self.number: self.opening}
         return own | {-self.number: Opening(self.job.id, copied=self._sections)} if self._history else own
 
-    def complete_texts(self) -> list[str] | Failure:
-        """For a job that is over and asked for JSON: the texts to validate against the schema, or why the job fails."""
-        stops = any(self.job.sampling.stop)
-        return complete_texts(*self._answers(), stops=stops, parted=self.job.parted)
-
-    def calls(self) -> FoundCalls | Failure:
-        """For a job with tools that is over: the calls of its answers, or why the job fails."""
-        assert self.job.tools is not None
-        calls = check_calls(*self._answers(), self.job.tools, stops=any(self.job.sampling.stop))
-        if isinstance(calls, FoundCalls):
-            found, finishes = calls.choices, enumerate(self._finishes)
-            self._finishes = ["tool_calls" if each == "stop" and at in found else each for at, each in finishes]
-        return calls
-
-    def _answers(self) -> tuple[list[str], list[str]]:
-        """The texts with their finish reasons; that of a refusal is FILTERED, since no check is made of it either."""
+    def answers(self) -> tuple[list[str], list[str]]:
+        """The texts of a job that is over, with their finish reasons; that of a refusal is FILTERED, since no check is
+        made of it either."""
         texts, finishes = [""] * self.choices, list(self._finishes)
         for delta in unpacked(self.seq, self._record):
             texts[delta.index] += delta.text
             if delta.extras and delta.extras.get("delta", {}).get("refusal"):
                 finishes[delta.index] = FILTERED
         return texts, finishes
+
+    def end_with_calls(self, choices: Collection[int]) -> None:
+        """Note which answers have ended with a call of a tool."""
+        finishes = enumerate(self._finishes)
+        self._finishes = ["tool_calls" if each == "stop" and at in choices else each for at, each in finishes]
 
     def stop(self, state: JobState, failure: Failure, by: str = "") -> None:
         """End the job early: submit and show nothing more. The first reason stands. The engine still delivers the last
@@ -479,7 +449,11 @@ class Attempt:
         self.start_no_more()
 
     def terminal(self, worker: str, generated: Generated) -> Terminal:
-        """Build the terminal record, with everything a reader may still ask for. `generated`: stamps in Redis time."""
+        """Build the terminal record, with everything a reader may still ask for. `generated`: stamps in Redis time.
+        Raises OverflowError if a count cannot be stored."""
+        usage = self._usage()
+        if max(usage.prompt, usage.completion, usage.cached) > MAX_TOTAL:
+            raise OverflowError(f"a token count above {MAX_TOTAL}")
         state, failure, cancelled_by = self._stopped or (JobState.COMPLETED, None, "")
         if self.first_ms:
             shown_claimed = 1000 * claimed_ms(self.first_ms, self.claim.earlier_attempts) or self.claim.started_us
@@ -490,7 +464,7 @@ class Attempt:
             state,
             self.seq,
             tuple([finish or "stop" for finish in self._finishes] if state is JobState.COMPLETED else self._finishes),
-            self._usage(),
+            usage,
             failure,
             worker,
             self.first_ms or generated.first // 1000,
@@ -503,11 +477,28 @@ class Attempt:
             cancelled_by,
         )
 
-    def failed_terminal(self, worker: str, failure: Failure) -> Terminal:
-        """Build the terminal record of a job whose counts or times cannot be stored: without them."""
-        head = self.job.id, JobState.FAILED, self.seq, tuple(self._finishes)
+    def failed_terminal(self, worker: str, error: Exception) -> Terminal:
+        """Build the terminal record of a job whose counts or times cannot be stored (`error`): without them."""
+        failure, head = self._unusable(error), (self.job.id, JobState.FAILED, self.seq, tuple(self._finishes))
+        log.error("%s", failure.message, extra={"job": self.job.id})
         sections, rows = self._all_sections(worker), packed(self.seq, self._record)
         return Terminal(*head, failure=failure, worker=worker, sections=sections, rows=rows)
+
+    def fail_unusable(self, index: int, piece: Piece, error: Exception) -> Piece:
+        """Fail the job because `take` raised on a piece. Returns the piece without its content."""
+        failure = self._unusable(error)
+        if not self.stopped:
+            log.error("%s", failure.message, extra={"job": self.job.id})
+            self.stop(JobState.FAILED, failure)
+        if not piece.last:
+            return Piece(piece.id)
+        self.refuse(index, failure)
+        return Piece(piece.id, failure=failure)
+
+    def _unusable(self, error: Exception) -> Failure:
+        cause = f"{type(error).__name__}: {ascii(str(error))[1:-1][:200]}"
+        message = f"The engine of {self.job.model} gave a value that cannot be stored ({cause})."
+        return Failure("engine_error", message, 500)
 
     def finish(self, end: Terminal) -> Finish:
         """The end of the job, for the store."""

@@ -19,8 +19,8 @@ from typing import Any
 from penstock.engine import Failure
 from penstock.tools import Tools
 from workers.attempt import Attempt
-from workers.engines.calls import of_tool
-from workers.engines.constraint import unchecked, unusable, violated
+from workers.engines.calls import check_calls, of_tool
+from workers.engines.constraint import complete_texts, unchecked, unusable, violated
 from workers.engines.schema import UnusableSchemaError, plain
 
 PROGRAM = Path(__file__).resolve().with_name("json_check.py")
@@ -42,10 +42,6 @@ ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBR
 """Variables that the child inherits: those Python needs to start, and no secrets."""
 
 log = logging.getLogger(__name__)
-
-
-def _digest(schema: dict[str, Any]) -> bytes:
-    return hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).digest()
 
 
 class Checker:
@@ -73,7 +69,7 @@ class Checker:
             return unusable(str(error))
         request = json.dumps({"schema": read, "texts": texts}).encode()
         async with self._lock:
-            digest = _digest(schema)
+            digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).digest()
             if digest in self._exhausting:
                 self._exhausting.move_to_end(digest)
                 return unchecked()
@@ -99,31 +95,31 @@ class Checker:
         tools, schema = attempt.job.tools, attempt.job.sampling.json_schema
         if tools is not None:
             strict = {tool.name: list[str]() for tool in tools.offered if tool.strict}
-            failure = await self._arguments_failure(tools, strict)
-            if failure is not None or schema is None:
+            if (failure := await self._arguments_failure(tools, strict)) is not None or schema is None:
                 return failure
         return await self.failure(schema or {}, ())
 
     async def answer_failure(self, attempt: Attempt) -> Failure | None:
         """Why the complete texts of a job do not follow its schema, or its calls cannot be used."""
-        if attempt.job.tools is not None:
-            calls = await asyncio.to_thread(attempt.calls)
+        job, schema, stops = attempt.job, attempt.job.sampling.json_schema, any(attempt.job.sampling.stop)
+        texts, finishes = await asyncio.to_thread(attempt.answers)
+        if job.tools is not None:
+            calls = await asyncio.to_thread(check_calls, texts, finishes, job.tools, stops=stops)
             if isinstance(calls, Failure):
                 return calls
-            failure = await self._arguments_failure(attempt.job.tools, calls.arguments)
-            if failure is not None or attempt.job.sampling.json_schema is None:
+            attempt.end_with_calls(calls.choices)
+            if (failure := await self._arguments_failure(job.tools, calls.arguments)) is not None or schema is None:
                 return failure
-        texts = await asyncio.to_thread(attempt.complete_texts)
-        if isinstance(texts, Failure):
-            return texts
-        return await self.failure(attempt.job.sampling.json_schema or {}, texts) if texts else None
+        complete = await asyncio.to_thread(complete_texts, texts, finishes, stops=stops, parted=job.parted)
+        if isinstance(complete, Failure):
+            return complete
+        return await self.failure(schema or {}, complete) if complete else None
 
     async def _arguments_failure(self, tools: Tools, arguments: Mapping[str, Sequence[str]]) -> Failure | None:
         """Why arguments, by the name of their function, do not follow its schema; or why the schema cannot be used."""
         for name, texts in arguments.items():
             schema = next(tool.schema for tool in tools.offered if tool.name == name)
-            failure = await self.failure(schema, texts)
-            if failure is not None:
+            if (failure := await self.failure(schema, texts)) is not None:
                 return of_tool(failure, name)
         return None
 

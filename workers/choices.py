@@ -1,4 +1,8 @@
-"""Choice scheduler of a worker: decides which choices of its jobs run in the engine, and which start next."""
+"""Choice scheduler of a worker: decides which choices of its jobs run in the engine, and which start next.
+
+It applies the gate (workers/gate.py) to the engine: it follows the texts that run, says which may begin and how many
+jobs may be claimed, and learns how long answers become and how long steps take.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from random import Random
 
 from penstock.engine import ContinuationJudge, Engine, EngineDead, Failure, Leaver, ModelCard, Piece, Refused, Stats
-from streaming.jobs.job import Job, prompt_count, unsupported
+from penstock.loops import coalesced
+from streaming.fleet.settings import NO_TARGETS, LaneTargets, LatencyTargets
+from streaming.jobs.job import Job, Tokens, prompt_count, unsupported
 from streaming.jobs.lease import Claim
 from streaming.jobs.places import answer_tokens, prompt_sizes
 from streaming.jobs.settings import NO_WEIGHTS
 from streaming.order import Priority
 from workers.attempt import Attempt
-from workers.gatekeeper import Gatekeeper
+from workers.gate import Colocation, Gate, GateReason, HeldText, KvCapacity, LengthHistory, Smoothed, never_fits
+from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.slot_shares import SlotShares, reserved_slots, room_for_batch, tenant_slots
 
@@ -22,6 +30,11 @@ log = logging.getLogger(__name__)
 
 PARTIAL_PER_SLOT = 4
 """Jobs with waiting choices per slot; a worker that holds more claims no jobs."""
+MAX_CLAIM = 4
+"""Jobs per claim of an engine limited by its KV cache, because their sizes are known only once they are claimed."""
+RETRY_INTERVAL_S = 0.02
+"""How often a text that waits at the gate is tried again while none ends."""
+REPORT_INTERVAL_S = 1.0
 
 
 class ChoiceStarter:
@@ -32,22 +45,23 @@ class ChoiceStarter:
         engine: Engine,
         card: ModelCard,
         settings: WorkerSettings,
-        gate: Gatekeeper,
+        recorder: Recorder,
         room: asyncio.Event,
         *,
         on_stopped: Callable[[Attempt], None],
+        targets: LaneTargets = NO_TARGETS,
         weights: Mapping[str, float] = NO_WEIGHTS,
     ) -> None:
         """
         Args:
-            gate: says which choices the engine takes.
             room: set when the claimer should look for jobs.
             on_stopped: called with an attempt whose choice the engine refused after others had started.
+            targets: latencies that chats keep; without any, lane batch is limited by the cache alone.
             weights: of tenants, for their shares of the slots.
         """
-        self._engine, self.card, self._settings, self._room = engine, card, settings, room
-        self._on_stopped = on_stopped
-        self.gate, self.running = gate, gate.running
+        self._engine, self.card, self._settings, self._recorder = engine, card, settings, recorder
+        self._room, self._on_stopped = room, on_stopped
+        self.running: dict[str, tuple[Attempt, int]] = {}
         """Running choices, by the engine's request id: the attempt, and the index of the choice."""
         self.batch_texts = 0
         """Number of running choices of lane batch."""
@@ -65,6 +79,26 @@ class ChoiceStarter:
         """A free place is kept for the claimer until it has looked for jobs."""
         self.dead: EngineDead | None = None
         """Raised by the engine in a callback; the worker's health check passes it on."""
+        self._limits_cache = settings.gate and engine.stats().kv_tokens > 0
+        """Whether the gate looks at the KV cache of this engine."""
+        self.gate = Gate(LengthHistory(), Random())  # noqa: S311 - draws, no secrets
+        chats = targets.interactive
+        self._colocation = Colocation(chats.ttft_ms, chats.itl_ms) if chats != LatencyTargets() else None
+        self._prompt, self._limit = Smoothed(), Smoothed()
+        """Tokens of prompts, and of the longest answers they allow."""
+        self._lane = str(Priority.STANDARD)
+        """Of the text that was tried last."""
+        self._scale = Smoothed()
+        """Counted over estimated tokens of prompts sent as text."""
+        self._at_gate: dict[str, tuple[str, HeldText]] = {}
+        """By job: the choice that waits, by its request id, and is tried again as it is."""
+        self._retry_at = 0.0
+        self._ended = 0
+        """Texts that have ended since the engine's evictions were judged."""
+        self.begins = 0
+        """How many jobs of the last `room` would begin at once; the others are prefetched."""
+
+    # --- how many jobs to claim --------------------------------------------------------------------------------------
 
     @property
     def reserved(self) -> int:
@@ -81,14 +115,20 @@ class ChoiceStarter:
         """Number of choices that the engine runs or queues."""
         return len(self.running)
 
-    def room(self) -> int:
-        """How many jobs to claim."""
-        return self.gate.room(self._held_back(batch=False))
+    def stats(self) -> Stats:
+        """Statistics of the engine."""
+        return self._engine.stats()
 
-    @property
-    def begins(self) -> int:
-        """How many jobs of the last `room` would begin at once; the others are prefetched."""
-        return max(0, self.gate.begins)
+    def room(self) -> int:
+        """How many jobs to claim: as many as find a place, and `prefetch` to be at hand; none while a job above lane
+        batch waits at the gate of an engine that is limited by its cache."""
+        free, prefetch = self.stats().slots - self.texts, self._settings.prefetch
+        held_back = sum([each.job.priority is not Priority.BATCH for each in self._held_back()])
+        if not self._limits_cache:
+            self.begins = max(0, free - held_back)
+            return free - held_back + prefetch
+        self.begins = 0 if held_back else self._fitting(self._lane, free)
+        return 0 if held_back else min(self.begins + prefetch, MAX_CLAIM)
 
     def kept_places(self) -> tuple[int, Sequence[str]]:
         """How many places are for jobs of any tenant, and the tenants that get none beyond these: the last slots are
@@ -99,32 +139,40 @@ class ChoiceStarter:
         return max(0, slots - kept - self.texts), crowding
 
     def chat_room(self) -> int:
-        """How many jobs of lane interactive to claim while a job of lane standard waits at the gate.
+        """How many jobs of lane interactive to claim while a job of lane standard waits at the gate: at least one if a
+        slot is free, for chats may be smaller than the usual text.
 
         They may overtake it until all that ran when it began to wait has ended: without them it would have begun by
         then. Afterwards none is claimed until it begins.
         """
-        held = [each for each in self.waiting.values() if not each.last_start]
+        held = self._held_back()
         standard = [each for each in held if each.job.priority is Priority.STANDARD]
         if not standard or any(each.job.priority is Priority.INTERACTIVE for each in held):
             return 0
-        if any(each.ahead.isdisjoint(self.running) for each in standard):
+        free = self.stats().slots - self.texts
+        if not self._limits_cache or free <= 0 or any(each.ahead.isdisjoint(self.running) for each in standard):
             return 0
-        return self.gate.chat_room()
+        return max(1, self._fitting(Priority.INTERACTIVE, free))
 
     def batch_room(self) -> int | None:
-        """How many jobs of lane batch to claim at most; None: any number."""
+        """How many jobs of lane batch to claim at most, none while one waits at the gate; None: any number."""
+        if any(each.job.priority is Priority.BATCH for each in self._held_back()):
+            return 0
         free = room_for_batch(self.stats().slots, self.reserved, self.batch_texts)
-        return self.gate.batch_room(free, self._held_back(batch=True))
+        return 0 if free != 0 and self._harms_chats(round(self._prompt.value)) else free
 
-    def _held_back(self, *, batch: bool) -> int:
-        """Jobs of lane batch, or of the others, that wait at the gate with their first choice."""
-        held = self.waiting.values()
-        return sum([not each.last_start and (each.job.priority is Priority.BATCH) is batch for each in held])
+    def _held_back(self) -> list[Attempt]:
+        """Jobs that wait at the gate with their first choice."""
+        return [each for each in self.waiting.values() if not each.last_start]
 
-    def stats(self) -> Stats:
-        """Statistics of the engine."""
-        return self._engine.stats()
+    def _fitting(self, lane: str, free: int) -> int:
+        """How many texts of the usual size the engine takes now, at most MAX_CLAIM. `free`: slots."""
+        self._sync()
+        limit = round(self._limit.value) or answer_tokens(None, self.card)
+        typical = self.gate.text(lane, "", round(self._prompt.value), limit)
+        return self.gate.fitting([typical] * min(free, MAX_CLAIM), self._capacity())
+
+    # --- whether a job can run ---------------------------------------------------------------------------------------
 
     def engine_restart_reason(self, attempt: Attempt) -> str:
         """Why the engine cannot continue one of the choices, so that the job begins again; "" if it can. `attempt` is
@@ -159,6 +207,8 @@ class ChoiceStarter:
                 log.error("the engine has failed", exc_info=health.error)
             raise EngineDead(health.reason)
 
+    # --- starting choices --------------------------------------------------------------------------------------------
+
     def submit(self, attempt: Attempt) -> None:
         """Start the first choice if the gate lets it through. The others are started once all jobs of this claim have
         their first one."""
@@ -180,20 +230,42 @@ class ChoiceStarter:
         rank = attempt.job.priority.rank
         if all(each.last_start or each.job.priority.rank > rank for each in self.waiting.values()):
             return True
-        return self.gate.never_fits(attempt, attempt.next_choice[0])
+        return self._limits_cache and never_fits(self._text(attempt, attempt.next_choice[0]), self._capacity())
 
     def would_start(self, attempt: Attempt, without: Collection[str]) -> bool:
         """Whether a job of the highest lane that waits at the gate would begin, behind those of its lane that wait
         longer, if the engine no longer ran the jobs `without`."""
+        if not self._limits_cache:
+            return True
         lane = attempt.job.priority
         ahead = [each for each in self.waiting.values() if each.job.priority is lane and not each.last_start]
-        choices = [(each, each.next_choice[0]) for each in ahead[: ahead.index(attempt) + 1]]
         gone = {request_id for request_id, (each, _) in self.running.items() if each.job.id in without}
-        return self.gate.would_admit(choices, gone)
+        self._sync()
+        texts = [self._text(each, each.next_choice[0]) for each in ahead[: ahead.index(attempt) + 1]]
+        return self.gate.fitting(texts, self._capacity(), gone) == len(texts)
 
     def _passes(self, attempt: Attempt) -> bool:
-        index, request = attempt.next_choice
-        return self.gate.admits(attempt, index, request.id)
+        """Decide at the gate whether the next choice of a job begins now; counts one that waits once."""
+        job, (index, request) = attempt.job, attempt.next_choice
+        if job.task is not None or (not self._limits_cache and self._colocation is None):
+            return True  # a task holds no part of the KV cache that other texts need
+        self._sync()
+        waiting_id, text = self._at_gate.get(job.id, ("", None))
+        if text is None or waiting_id != request.id:
+            text = self._text(attempt, index)
+            self._note(job, text)
+        reason: GateReason = self.gate.wait_reason(text, self._capacity()) if self._limits_cache else ""
+        if not reason and job.priority is Priority.BATCH:
+            reason = self._harms_chats(text.prompt + text.generated)
+        if not reason:
+            self._at_gate.pop(job.id, None)
+            if self._colocation is not None:
+                self._colocation.begin(text, self.gate.held.values())
+            self.gate.held[request.id] = text
+        elif waiting_id != request.id:
+            self._at_gate[job.id] = request.id, text
+            self._recorder.waits_at_gate(reason)
+        return not reason
 
     def _start(self, attempt: Attempt) -> None:
         """Give the engine the next choice. If the engine refuses it, the job fails. Raises EngineDead."""
@@ -201,7 +273,7 @@ class ChoiceStarter:
         try:
             self._engine.submit(request)
         except Refused as refused:
-            self.gate.forget(attempt.job.id, request.id)
+            self._forget_text(attempt.job.id, request.id)
             attempt.refuse(index, refused.failure)
             return
         self._starts += 1
@@ -299,18 +371,25 @@ class ChoiceStarter:
         """Stop an attempt that starts no more choices; the engine still sends the last pieces of those that run."""
         if not attempt.waits:
             self.waiting.pop(attempt.job.id, None)
-            self.gate.forget(attempt.job.id)
+            self._forget_text(attempt.job.id)
         for request_id in attempt.live_ids():
             self._engine.cancel(request_id)
 
     def end(self, attempt: Attempt, index: int, piece: Piece) -> None:
-        """Called with the last piece of a choice."""
-        self.gate.note_end(attempt, index, piece)
+        """Learn from the last piece of a choice: its length, and how long its first token took."""
+        if piece.finish in ("stop", "length") and attempt.job.task is None:
+            self._ended += 1
+            self.gate.history.add(attempt.job.priority, attempt.job.tenant, attempt.generated(index))
+        text = self.gate.held.get(piece.id)
+        if self._colocation is not None and text is not None and (taken_s := attempt.first_token_s()) is not None:
+            self._colocation.note_first(text, max(0, attempt.prompt_tokens(index) - piece.cached_tokens), taken_s)
         self.forget(piece.id)
 
     def let_go(self, attempt: Attempt, *, goes_on: bool = False) -> None:
         """Stop an attempt, and ignore what the engine still sends for it. `goes_on`: another worker continues it soon,
         or does so already."""
+        if attempt.deadline is not None:
+            attempt.deadline.cancel()
         attempt.start_no_more()
         self.waiting.pop(attempt.job.id, None)
         if goes_on and isinstance(self._engine, Leaver):
@@ -324,6 +403,79 @@ class ChoiceStarter:
         """Forget a choice that the engine no longer runs for this worker."""
         attempt, _ = self.running.pop(request_id, (None, 0))
         if attempt is not None:
-            self.gate.forget(attempt.job.id, request_id)
+            self._forget_text(attempt.job.id, request_id)
             self.batch_texts -= attempt.job.priority is Priority.BATCH
             self._shares.end(attempt.job.tenant, time.monotonic())
+
+    def _forget_text(self, job_id: str, request_id: str = "") -> None:
+        """Forget what of a job waits at the gate, and a choice that the engine no longer runs."""
+        self._at_gate.pop(job_id, None)
+        self.gate.held.pop(request_id, None)
+
+    # --- the gate's view of the engine -------------------------------------------------------------------------------
+
+    def is_due(self, now: float) -> bool:
+        """Whether texts that wait at the gate are to be tried again though none has ended."""
+        if not self._at_gate or now < self._retry_at:
+            return False
+        self._retry_at = now + RETRY_INTERVAL_S
+        return True
+
+    def note_step(self, texts: int, now: float) -> None:
+        """Learn from a step that gave a token to `texts` texts and ended `now`, in monotonic seconds."""
+        if self._colocation is not None and self._colocation.is_due(now):
+            self._sync()
+            self._colocation.note_step(texts, self.gate.held.values(), now)
+
+    async def keep_reporting(self) -> None:
+        """Judge the engine's evictions, and show reserve and predicted peak, for ever."""
+        while True:
+            await asyncio.sleep(coalesced(REPORT_INTERVAL_S))
+            self.gate.reserve.note(self._ended, self.stats().evictions)
+            self._ended = 0
+            if self._limits_cache:
+                self._sync()
+                capacity = self._capacity()
+                self._recorder.gate(self.gate.peak(capacity), capacity.reserve)
+
+    def _harms_chats(self, tokens: int) -> GateReason:
+        """Why a text of lane batch with so many tokens would keep chats from their targets; "" if it would not."""
+        if self._colocation is None:
+            return ""
+        offline = sum([self.running[each][0].job.priority is Priority.BATCH for each in self.gate.held])
+        return self._colocation.wait_reason(tokens, self.gate.held.values(), offline)
+
+    def _capacity(self) -> KvCapacity:
+        stats = self.stats()
+        reserve = self.gate.reserve.share if stats.evicts else 0.0
+        return KvCapacity(stats.slots, stats.kv_tokens, stats.kv_pinned, reserve, stats.evicts)
+
+    def _text(self, attempt: Attempt, index: int) -> HeldText:
+        job = attempt.job
+        prompt = prompt_sizes(job.prompt, job.tools)[index // job.sampling.n]
+        if not isinstance(job.prompt, Tokens) and self._scale.value:
+            prompt = round(prompt * self._scale.value)
+        prompt = max(1, min(prompt, self.card.context + 1))  # one beyond the context: the engine is to refuse it
+        limit = max(1, answer_tokens(job.sampling.max_tokens, self.card, prompt))
+        return self.gate.text(job.priority, job.tenant, prompt, limit, attempt.generated(index))
+
+    def _note(self, job: Job, text: HeldText) -> None:
+        """Learn how large texts are from one that is tried for the first time, unless no engine could run it."""
+        if self._limits_cache and never_fits(text, self._capacity()):
+            return
+        self._prompt.note(text.prompt)
+        self._limit.note(text.limit)
+        self._lane = job.priority
+        if job.priority is Priority.INTERACTIVE and self._colocation is not None:
+            self._colocation.note_chat(text.prompt)
+
+    def _sync(self) -> None:
+        """Bring the texts of the gate up to what the engine has generated."""
+        for request_id, text in self.gate.held.items():
+            attempt, index = self.running[request_id]
+            text.generated = attempt.generated(index)
+            counted = attempt.prompt_tokens(index)
+            if counted and counted != text.prompt:
+                estimated = prompt_sizes(attempt.job.prompt, attempt.job.tools)[index // attempt.job.sampling.n]
+                self._scale.note(counted / max(1, estimated))
+                text.prompt = counted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job, is_continuable
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
-from streaming.jobs.records import JobRecord
 from streaming.order import Priority
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
@@ -45,32 +43,14 @@ def job_restart_reason(job: Job, capabilities: Capabilities, history: Sequence[D
     """
     if is_continuable(job, capabilities) or capabilities.reattaches:
         return ""
-    counts: Counter[int] = Counter()
-    ended: set[int] = set()
+    counts, limit = Counter[int](), job.sampling.max_tokens
     for row in history:
         counts[row.index] += row.n
-        if row.finish:
-            ended.add(row.index)
-    limit = job.sampling.max_tokens
-    for index, count in counts.items():
-        if index not in ended and (limit is None or count < limit):
+    for index in sorted(counts.keys() - {row.index for row in history if row.finish}):
+        if limit is None or counts[index] < limit:
             what = "calls of tools" if job.tools is not None else "JSON output"
             return f"the engine cannot continue {what} that another attempt began (choice {index})"
     return ""
-
-
-def draft_of(job: Job, history: History) -> Draft | None:
-    """What is kept of a text that is given up; None if no reader has seen anything of it, or readers are not told."""
-    rows = tuple(history.intact.rows)
-    shown = job.response is not None and any(row.text or row.logprobs for row in rows)
-    return Draft(rows) if shown else None
-
-
-def with_earlier(claim: Claim, record: JobRecord) -> Claim:
-    """The claim with what the job's record says of its earlier attempts."""
-    earlier = tuple([attempt for attempt in record.attempts if attempt.outcome])
-    known: Claim = replace(claim, started_us=record.stamps.started or 0, earlier_attempts=earlier)
-    return known
 
 
 class Claimer:
@@ -98,9 +78,9 @@ class Claimer:
         """Partitions whose suspects (jobs that may have killed a worker) this worker runs, one at a time."""
         self._unanswered: set[int] = set()
         """Partitions whose last claim failed without a reply."""
-        self._held_until = -math.inf
+        self._held_until = 0.0
         """Until this monotonic time new jobs are left to workers of another shape."""
-        self._newer_until: dict[int, float] = {}
+        self._newer_until = defaultdict[int, float](float)
         """By partition: until this monotonic time its jobs of a newer version are left to newer workers."""
         self._fenced: set[int] = set()
         """Partitions where the worker's lease was revoked."""
@@ -195,7 +175,10 @@ class Claimer:
             )
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
-            self._log_claims(claimed.jobs, alone=alone)
+            if claimed.jobs:
+                message = "a job runs alone, for it may have ended workers" if alone else "jobs claimed"
+                ids = [each.job.id if isinstance(each, Claim) else each.id for each in claimed.jobs]
+                events.write(message, jobs=ids, worker=self._lease.name, alone=alone)
             await self._begin_jobs(partition, claimed.jobs)
         except Fenced:
             self._worker.lose(partition)
@@ -213,12 +196,6 @@ class Claimer:
             await asyncio.sleep(self._settings.poll_ms / 1000)
             return False
         return len(claimed.jobs) == want or (claimed.suspects and not alone)
-
-    def _log_claims(self, jobs: Sequence[Claim | UnreadableClaim], *, alone: bool) -> None:
-        ids = [each.job.id if isinstance(each, Claim) else each.id for each in jobs]
-        if ids:
-            message = "a job runs alone, for it may have ended workers" if alone else "jobs claimed"
-            events.write(message, jobs=ids, worker=self._lease.name, alone=alone)
 
     async def _begin_jobs(self, partition: int, jobs: Sequence[Claim | UnreadableClaim]) -> None:
         """Begin readable jobs, fail unreadable ones, put back those of a newer version. Jobs of lane interactive begin
@@ -269,25 +246,30 @@ class Claimer:
                 past = await self._continuable(claim, history)
                 about = {"job": claim.job.id, "worker": self._lease.name, "attempt": claim.attempt}
                 events.write("a job is continued", **about, tokens=sum(past.tokens))
-                self._worker.begin(with_earlier(claim, record), past)
+                earlier = tuple([attempt for attempt in record.attempts if attempt.outcome])
+                known = replace(claim, started_us=record.stamps.started or 0, earlier_attempts=earlier)
+                self._worker.begin(known, past)
                 await asyncio.sleep(0)  # a long history takes a while: let the engine's next step through
         return newer
 
     async def _continuable(self, claim: Claim, history: History) -> History:
-        """The history to continue from; one without deltas after restarting a job that cannot be continued."""
+        """The history to continue from; one without deltas after restarting a job that cannot be continued. A reader of
+        a response is told of the text that is given up, if any of it was shown."""
         reason = "" if history.whole else "the store has lost a part of what was logged"
         reason = reason or job_restart_reason(claim.job, self._starter.card.capabilities, history.rows)
         reason = reason or self._starter.engine_restart_reason(Attempt(claim, history))
         if not reason:
             return history
         log.warning("a job begins anew: %s", reason, extra={"job": claim.job.id})
-        await self._lease.restart(claim.job.id, claim.number, draft_of(claim.job, history))
+        rows = tuple(history.intact.rows)
+        shown = claim.job.response is not None and any(row.text or row.logprobs for row in rows)
+        await self._lease.restart(claim.job.id, claim.number, Draft(rows) if shown else None)
         return History(first_ms=history.first_ms)  # what its readers saw first
 
     def _wanted(self, partition: int) -> tuple[int, int]:
         """How many jobs to claim, and how many of them find a place without a preemption. When suspects wait in a
         partition, the worker first finishes what it runs and then runs them one at a time."""
-        if partition in self._fenced or self._is_held(partition) or self._leaves_newer(partition):
+        if partition in self._fenced or self._is_held(partition) or time.monotonic() < self._newer_until[partition]:
             return 0, 0
         if self._suspects and (self._worker.running or self._claims or partition not in self._suspects):
             return 0, 0
@@ -301,9 +283,6 @@ class Claimer:
         self._starter.claimer_found_no_room = free <= 0
         free = max(0, free)
         return free + (0 if self._suspects else self._starter.chat_room() + self._worker.places()), free
-
-    def _leaves_newer(self, partition: int) -> bool:
-        return time.monotonic() < self._newer_until.get(partition, -math.inf)
 
     def _is_held(self, partition: int) -> bool:
         """Whether new jobs there are left to another shape. Not while this worker runs the partition's suspects, or may

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from random import Random
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 SMOOTHING = 50
 """Values over which `Smoothed` takes the mean."""
@@ -31,20 +31,6 @@ class Smoothed:
 GateReason: TypeAlias = Literal["", "slots", "kv", "ttft", "itl"]
 """Why a text waits. "": it is admitted; "slots": every slot is taken; "kv": the KV cache would overflow before the
 texts have ended; "ttft", "itl": a chat would wait too long for its first token, or between two tokens."""
-
-WAIT_REASONS: tuple[GateReason, ...] = tuple(reason for reason in get_args(GateReason) if reason)
-
-
-class GateDecision(NamedTuple):
-    """Whether a text is admitted now, and else why it waits."""
-
-    admitted: bool
-    reason: GateReason = ""
-    peak: int = 0
-    """Tokens of KV cache that the texts are predicted to hold at most, with this one; 0: not computed."""
-
-
-ADMITTED = GateDecision(True)
 
 
 WINDOW = 200
@@ -211,19 +197,19 @@ class RecursiveFit:
         """Observations so far."""
 
     def predict(self, features: Sequence[float]) -> float:
-        """The fitted value."""
-        return sum([weight * feature for weight, feature in zip(self._weights, features, strict=True)])
+        """The fitted value, not below 0; 0 before there are enough observations."""
+        return max(0.0, _product(self._weights, features)) if self.count >= MIN_OBSERVATIONS else 0.0
 
     def observe(self, features: Sequence[float], value: float) -> None:
         """Fit one more observation."""
-        residual = value - self.predict(features)
+        residual = value - _product(self._weights, features)
         if self.count >= MIN_OBSERVATIONS:
             bound = OUTLIER * self._usual
             residual = max(-bound, min(bound, residual))
         self.count += 1
         self._usual += (abs(residual) - self._usual) / min(self.count, 100)
-        spread = [sum([a * b for a, b in zip(row, features, strict=True)]) for row in self._covariance]
-        scale = FORGETTING + sum([a * b for a, b in zip(spread, features, strict=True)])
+        spread = [_product(row, features) for row in self._covariance]
+        scale = FORGETTING + _product(spread, features)
         self._weights = [weight + residual * each / scale for weight, each in zip(self._weights, spread, strict=True)]
         for row, own in zip(self._covariance, spread, strict=True):
             for column, other in enumerate(spread):
@@ -231,6 +217,10 @@ class RecursiveFit:
         largest = max(self._covariance[place][place] for place in range(len(spread)))
         if largest > MAX_COVARIANCE:
             self._covariance = [[each * MAX_COVARIANCE / largest for each in row] for row in self._covariance]
+
+
+def _product(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum([a * b for a, b in zip(one, other, strict=True)])
 
 
 class LatencyPredictor:
@@ -250,13 +240,14 @@ class LatencyPredictor:
         """Learn from the time between a text's hand-over to the engine and its first token."""
         self._first.observe(self._size(prompt), seconds)
 
-    def tpot_s(self, texts: int, held: int) -> float | None:
-        """Seconds between two tokens of a text; None: not known yet."""
-        return self._predicted(self._step, self._load(texts, held))
+    def tpot_s(self, texts: int, held: int) -> float:
+        """Seconds between two tokens of a text; 0: not known yet."""
+        return self._step.predict(self._load(texts, held))
 
-    def ttft_s(self, prompt: int) -> float | None:
-        """Seconds to the first token of a text that the engine begins at once; None: not known yet."""
-        return self._predicted(self._first, self._size(prompt))
+    def ttft_s(self, prompts: Iterable[int]) -> float:
+        """Seconds until the last of these prompts, which the engine begins at once, has its first token; 0: not known
+        yet."""
+        return sum([self._first.predict(self._size(prompt)) for prompt in prompts])
 
     def _load(self, texts: int, held: int) -> tuple[float, float, float]:
         return 1.0, texts / self.TEXTS, held / self.HELD
@@ -264,10 +255,6 @@ class LatencyPredictor:
     def _size(self, prompt: int) -> tuple[float, float, float]:
         size = prompt / self.PROMPT
         return 1.0, size, size * size
-
-    @staticmethod
-    def _predicted(fit: RecursiveFit, features: Sequence[float]) -> float | None:
-        return max(0.0, fit.predict(features)) if fit.count >= MIN_OBSERVATIONS else None
 
 
 REDRAWN = 48
@@ -318,17 +305,12 @@ class KvCapacity:
         return int(self.tokens * (1 - self.reserve)) - self.taken
 
 
-def admit(text: HeldText, held: Sequence[HeldText], capacity: KvCapacity) -> GateDecision:
-    """Decide whether the engine takes one more text now. An engine that holds nothing takes any text: nothing that it
-    could wait for would make room."""
+def wait_reason(text: HeldText, held: Sequence[HeldText], capacity: KvCapacity) -> GateReason:
+    """Why the engine does not take one more text now; "" if it does. An engine that holds nothing takes any text:
+    nothing that it could wait for would make room."""
     if len(held) >= capacity.slots:
-        return GateDecision(False, "slots")
-    if not capacity.tokens:
-        return ADMITTED
-    highest = peak([*held, text], capacity)
-    if held and highest > capacity.room:
-        return GateDecision(False, "kv", highest)
-    return GateDecision(True, "", highest)
+        return "slots"
+    return "kv" if capacity.tokens and held and peak([*held, text], capacity) > capacity.room else ""
 
 
 def never_fits(text: HeldText, capacity: KvCapacity) -> bool:
@@ -363,34 +345,26 @@ class Gate:
         """A text with its draws, for `admit`; `limit` counts what earlier attempts `generated`."""
         return HeldText(prompt, limit, self.history.window(lane, tenant), self._random, generated)
 
-    def admit(self, text: HeldText, capacity: KvCapacity) -> GateDecision:
-        """Decide whether the engine takes the text now. One that never fits is admitted at once, for the engine refuses
-        it: if it waited, others would wait behind it for nothing."""
+    def wait_reason(self, text: HeldText, capacity: KvCapacity) -> GateReason:
+        """Why the text waits; "" if the engine takes it now. One that never fits does not wait, for the engine refuses
+        it: others would wait behind it for nothing."""
         if never_fits(text, capacity):
-            return ADMITTED
+            return ""
         text.draw(MAX_WORLDS, self._random)
-        return admit(text, self._redrawn(), capacity)
+        return wait_reason(text, self._redrawn(), capacity)
 
-    def would_admit(self, texts: Iterable[HeldText], without: Collection[str], capacity: KvCapacity) -> bool:
-        """Whether the engine would take all these texts, one after the other, if it no longer ran the requests
-        `without`."""
+    def fitting(self, texts: Iterable[HeldText], capacity: KvCapacity, without: Collection[str] = ()) -> int:
+        """How many of these texts the engine would take, one after the other up to the first that it would not, if it
+        no longer ran the requests `without`."""
         self._redrawn()
         held = [text for request_id, text in self.held.items() if request_id not in without]
+        before = len(held)
         for text in texts:
             text.draw(MAX_WORLDS, self._random)
-            if not admit(text, held, capacity).admitted:
-                return False
+            if wait_reason(text, held, capacity):
+                break
             held.append(text)
-        return True
-
-    def fitting(self, text: HeldText, capacity: KvCapacity, at_most: int) -> int:
-        """How many texts like this one the engine takes now, together; at most `at_most`."""
-        held = self._redrawn()
-        for number in range(at_most):
-            if not admit(text, held, capacity).admitted:
-                return number
-            held.append(text)
-        return at_most
+        return len(held) - before
 
     def peak(self, capacity: KvCapacity) -> int:
         """Tokens that the texts are predicted to hold at most."""
@@ -457,8 +431,8 @@ class Colocation:
         if text.is_alone:
             self._predictor.note_first(prompt, seconds)
 
-    def admit(self, prompt: int, held: Collection[HeldText], offline: int) -> GateDecision:
-        """Decide whether a text of lane batch may begin beside those that the engine holds.
+    def wait_reason(self, prompt: int, held: Collection[HeldText], offline: int) -> GateReason:
+        """Why a text of lane batch may not begin beside those that the engine holds; "" if it may.
 
         Otherwise a target that cannot be met would keep the lane waiting for ever: so an idle engine takes one, and so
         does an engine that runs none of the lane and misses the target without it. Nothing waits for a latency that is
@@ -469,25 +443,17 @@ class Colocation:
             offline: how many of the others are of lane batch.
         """
         if not held:
-            return ADMITTED
-        texts, tokens, chat = len(held), tokens_of(held), round(self._chat.value)
-        prefills = [each.prompt for each in held if not each.generated]
-        before = self._tpot_ms(texts, tokens), self._ttft_ms([*prefills, chat])
-        behind = self._tpot_ms(texts + 1, tokens + prompt), self._ttft_ms([*prefills, prompt, chat])
-        reasons: tuple[GateReason, GateReason] = ("itl", "ttft")
-        targets = self._max_itl_ms, self._max_ttft_ms
-        for reason, target, without, beside in zip(reasons, targets, before, behind, strict=True):
-            if target is not None and beside > target and (offline or without <= target):
-                return GateDecision(False, reason)
-        return ADMITTED
-
-    def _tpot_ms(self, texts: int, held: int) -> float:
-        """Predicted milliseconds between two tokens; 0: not known yet."""
-        return 1000 * (self._predictor.tpot_s(texts, held) or 0.0)
-
-    def _ttft_ms(self, prompts: Iterable[int]) -> float:
-        """Predicted milliseconds until the last of these prompts has its first token; 0: not known yet."""
-        return 1000 * sum([self._predictor.ttft_s(prompt) or 0.0 for prompt in prompts])
+            return ""
+        texts, tokens, predictor = len(held), tokens_of(held), self._predictor
+        prefills = [*(each.prompt for each in held if not each.generated), round(self._chat.value)]
+        itl_s = predictor.tpot_s(texts, tokens), predictor.tpot_s(texts + 1, tokens + prompt)
+        ttft_s = predictor.ttft_s(prefills), predictor.ttft_s([*prefills, prompt])
+        limits: tuple[tuple[GateReason, float | None, tuple[float, float]], ...]
+        limits = ("itl", self._max_itl_ms, itl_s), ("ttft", self._max_ttft_ms, ttft_s)
+        for reason, target_ms, (without_s, beside_s) in limits:
+            if target_ms is not None and 1000 * beside_s > target_ms and (offline or 1000 * without_s <= target_ms):
+                return reason
+        return ""
 
 
 def tokens_of(held: Collection[HeldText]) -> int:

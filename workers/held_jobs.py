@@ -1,11 +1,18 @@
-"""Held jobs: the jobs that one worker has claimed and not ended, and which part of its log they need."""
+"""Held jobs: the jobs that one worker has claimed and not ended, which part of its log they need, and what the store
+says of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeAlias
+
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, packed
-from streaming.jobs.lease import Lease
+from streaming.jobs.lease import HeldJob, Lease
 from workers.attempt import Attempt
 from workers.slot_shares import MAX_PARKED_DELTAS
+
+Runs: TypeAlias = set[tuple[str, int]]
+"""Jobs, each with the number of its run."""
 
 
 class HeldJobs:
@@ -40,7 +47,7 @@ class HeldJobs:
         for attempt in self.attempts.values():
             if attempt.partition == partition:
                 oldest = min(oldest, attempt.first_frame)
-                if not attempt.is_checkpointed:
+                if attempt.first_frame == attempt.claim.first_frame:  # no checkpoint was written since
                     break  # they were claimed one after the other: no later one needs more
         return oldest
 
@@ -59,3 +66,27 @@ class HeldJobs:
     def holds(self, job_id: str, number: int) -> bool:
         attempt = self.attempts.get(job_id) or self._parking.get(job_id)
         return attempt is not None and attempt.number == number
+
+
+class BeatComparison:
+    """Compares the jobs that the worker holds in one partition with those that the store counts as its own. Only what
+    two heartbeats in a row have found is certain: the first may have been answered while a claim or an end was."""
+
+    def __init__(self, held: HeldJobs, partition: int) -> None:
+        self._held, self._partition = held, partition
+        self._strays: Runs = set()
+        self._taken: Runs = set()
+
+    def strays(self, counted: Mapping[str, HeldJob], *, may_claim: bool) -> Runs:
+        """Jobs that the store counts as the worker's, and of which it knows nothing: the reply to their claim was lost.
+        `may_claim`: a claim is in flight, which may bring them."""
+        found = {(job_id, job.number) for job_id, job in counted.items() if not self._held.holds(job_id, job.number)}
+        before, self._strays = self._strays, set() if may_claim else found
+        return before & self._strays
+
+    def taken(self, counted: Mapping[str, HeldJob]) -> Runs:
+        """Held jobs that the store does not count as the worker's: it has lost their claim."""
+        kept = {(job_id, job.number) for job_id, job in counted.items()}
+        ours = {(each.job.id, each.number) for each in self._held.of(self._partition) if not each.over}
+        before, self._taken = self._taken, ours - kept
+        return before & self._taken

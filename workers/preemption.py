@@ -75,11 +75,12 @@ class Preemption:
         if texts <= 0:  # most claims find room: the running jobs are not listed for them
             return 0
         victims = choose_victims(self._running(), texts, time.monotonic())
-        for job_id in victims.jobs:
-            events.write("a job is preempted", job=job_id, worker=self._lease.name, reason=victims.reason)
+        for job_id in victims:
+            reason = f"lane interactive needs {texts} places"
+            events.write("a job is preempted", job=job_id, worker=self._lease.name, reason=reason)
             self._recorder.preempted()
             self._take_out(job_id, PREEMPTED)
-        return len(victims.jobs)
+        return len(victims)
 
     def hand_back(self, attempt: Attempt) -> bool:
         """Put back a job that the engine gives back. Returns False, and has it end, if it was stopped, or if it was
@@ -102,8 +103,6 @@ class Preemption:
     def _take_out(self, job_id: str, outcome: str) -> None:
         """Take a job out of the engine, and begin to put it back."""
         attempt = self._held.park(job_id)
-        if attempt.deadline is not None:
-            attempt.deadline.cancel()
         self._starter.let_go(attempt)
         self._recorder.released(job_id, outcome)
         task = asyncio.create_task(self._put_back(attempt, outcome))
@@ -143,7 +142,7 @@ class Preemption:
                 attempt.job.priority,
                 attempt.stamps.released,
                 attempt.started,
-                attempt.is_continued,
+                bool(attempt.claim.earlier_runs),
                 is_continuable(attempt.job, self._capabilities),
                 attempt.seq,
             )

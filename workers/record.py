@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from penstock.engine import Stats
 from streaming.fleet.process import Served
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
-from streaming.jobs.lease import HANDED_BACK, PREEMPTED, RETURNED
+from streaming.jobs.lease import HANDED_BACK
 from streaming.jobs.reaper import attempt_id, link_before, own_attempts, requested, span_name, write_lost
-from streaming.jobs.records import JobRecord, request_record
+from streaming.jobs.records import JobRecord, end_record, request_record
 from telemetry import tracing as names
 from telemetry.gpu import GpuReading
 from telemetry.latency import PARTS, engine_parts, lost_between
@@ -81,13 +80,19 @@ class WorkCounters:
 
 
 class Recorder:
-    """Writes what happened to attempts as metrics, spans and records. One per worker process."""
+    """Writes what happened to attempts as metrics, log lines, records and spans. One per worker process.
+
+    An attempt whose trace is sampled has up to four spans: `queue`, from the acceptance (or from the end of the attempt
+    before) to the claim; the attempt itself, from the claim until the store has its end, named as the GenAI conventions
+    ask; in it `engine`, from the hand-over to the last token; and `finish`, the write of its end. The span of an
+    attempt links to that of the attempt before it, whichever worker had that one (streaming/jobs/reaper.py).
+    """
 
     def __init__(
         self,
         model: str,
         metrics: Metrics,
-        tracer: Tracing,
+        tracing: Tracing,
         tally: WorkCounters | None = None,
         sink: RecordSink = NO_RECORDS,
         process: str = "",
@@ -100,7 +105,11 @@ class Recorder:
         """
         self.sink, self._process = sink, process
         self._model, self.metrics = model, metrics
-        self.traces = AttemptTraces(tracer, worker)
+        self.tracing, self._worker = tracing, worker
+        self._spans: dict[str, tuple[Attempt, Span]] = {}
+        """By job, the spans of attempts that are open."""
+        self._finishing: dict[str, Span] = {}
+        """By job, the spans of ends that are being written."""
         self._prompt, self._cached = (metrics.tokens.labels(model, kind) for kind in ("prompt", "cached"))
         self._parts = {part.name: metrics.parts.labels(model, part.name) for part in PARTS[:-1]}
         self._tally = tally or WorkCounters()
@@ -117,7 +126,7 @@ class Recorder:
         if claim.attempt == 1:
             waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
-        self.traces.claimed(attempt, now_us - claim.claimed_us if now_us and claim.claimed_us else 0)
+        self._begin_spans(attempt, max(0, now_us - claim.claimed_us) if now_us and claim.claimed_us else 0)
 
     def ended(self, attempt: Attempt, end: Terminal) -> None:
         """Record a job's terminal state."""
@@ -137,7 +146,11 @@ class Recorder:
             metrics.deadline_misses.labels("running").inc()
         if end.state is JobState.FAILED:
             self.failed(end)
-        self.traces.over(end)
+        if (found := self._spans.get(end.job)) is not None:
+            self._write_engine_span(*found)
+            self._finishing[end.job] = self.tracing.span(
+                "finish", found[1].carrier(), attributes={names.JOB_STATE: end.state}
+            )
 
     def _count_parts(self, attempt: Attempt, end: Terminal) -> None:
         """Count how long the job took by part, up to the engine's last token; the API counts the rest."""
@@ -170,8 +183,8 @@ class Recorder:
         worker ends, or that a script has ended before, gets its record there. `now_us`: Redis time, 0: not known."""
         for attempt, end in ended:
             if self.sink is not NO_RECORDS:
-                self.sink.write(record_of(attempt, end, now_us or wall_us(), self._model, self._process))
-            self.traces.written(attempt, end)
+                self.sink.write(self._record_of(attempt, end, now_us or wall_us()))
+            self._end_spans(attempt, end)
         for state in dict.fromkeys([end.state for _, end in ended]):
             those = [(attempt, end) for attempt, end in ended if end.state is state]
             trace_ids = [attempt.trace[3:35] for attempt, _ in those]
@@ -209,22 +222,29 @@ class Recorder:
 
     def released(self, job_id: str, outcome: str = HANDED_BACK) -> None:
         """Record that the worker put a job back unfinished. `outcome`: HANDED_BACK, PREEMPTED or RETURNED."""
-        self.traces.put_back(job_id, outcome)
+        if (found := self._spans.pop(job_id, None)) is not None:
+            attempt, span = found
+            self._write_engine_span(attempt, span)
+            span.add_event(outcome)
+            span.end(attributes={names.JOB_STATE: outcome, **_continued(attempt)})
 
     def lost(self, job_id: str) -> None:
-        """Record that a job is no longer this worker's: another one runs it, or has ended it."""
-        self.traces.forget(job_id)
+        """Record that a job is no longer this worker's: another one runs it, or has ended it. That process, or the
+        job's record, says what became of it."""
+        self._spans.pop(job_id, None)
+        self._finishing.pop(job_id, None)
 
     def engine(self, stats: Stats, reserved: int = 0) -> None:
         """Set the gauges of the engine's slots and cache, and count what it has evicted since the last call."""
-        self.metrics.worker_slots.labels(self._model).set(stats.slots)
-        self.metrics.worker_running.labels(self._model).set(stats.running)
-        self.metrics.worker_reserved.labels(self._model).set(reserved)
+        metrics, model = self.metrics, self._model
+        metrics.worker_slots.labels(model).set(stats.slots)
+        metrics.worker_running.labels(model).set(stats.running)
+        metrics.worker_reserved.labels(model).set(reserved)
         if stats.kv_tokens:
-            self.metrics.worker_kv.labels(self._model).set(stats.kv_tokens)
-            self.metrics.worker_kv_used.labels(self._model).set(stats.kv_used)
-        self.metrics.evictions.labels(self._model).inc(_grown(self._evictions, stats.evictions))
-        self.metrics.miscounted.labels(self._model).inc(_grown(self._miscounted, stats.miscounted))
+            metrics.worker_kv.labels(model).set(stats.kv_tokens)
+            metrics.worker_kv_used.labels(model).set(stats.kv_used)
+        metrics.evictions.labels(model).inc(_grown(self._evictions, stats.evictions))
+        metrics.miscounted.labels(model).inc(_grown(self._miscounted, stats.miscounted))
         self._evictions, self._miscounted = stats.evictions, stats.miscounted
 
     def gpus(self, readings: Mapping[str, GpuReading]) -> None:
@@ -236,99 +256,35 @@ class Recorder:
                 if value is not None:
                     gauge.labels(gpu).set(value)
 
+    # --- records and spans of attempts --------------------------------------------------------------------------------
 
-def _grown(before: int, now: int) -> int:
-    """By how much an engine's count has grown; it begins anew with a new engine, and is then less than before."""
-    return now - before if now >= before else now
+    def _record_of(self, attempt: Attempt, end: Terminal, ended_us: int) -> RequestRecord:
+        job, claim = attempt.job, attempt.claim
+        return end_record(
+            job,
+            end,
+            claim.earlier_attempts,
+            ended_us=ended_us,
+            state=end.state.value,
+            model=self._model,
+            by=self._process,
+            received_us=job.received_us,
+            accepted_us=claim.accepted_us,
+            started_us=claim.started_us or claim.claimed_us,
+            claimed_us=claim.claimed_us,
+            continued_tokens=sum(attempt.past_tokens),
+            choices=attempt.choices,
+            stream=job.stream,
+            attempts=claim.attempt,
+        )
 
-
-# --- records and spans of attempts ------------------------------------------------------------------------------------
-
-
-def wall_us() -> int:
-    """This machine's time in microseconds."""
-    return int(time.time() * 1_000_000)
-
-
-def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, process: str) -> RequestRecord:
-    """The record of a job that this worker ends."""
-    job, claim, generated, usage = attempt.job, attempt.claim, end.generated, end.usage
-    outcomes = [each.outcome for each in claim.earlier_attempts]
-    return RequestRecord(
-        id=job.id,
-        ended_us=ended_us,
-        state=end.state,
-        model=model,
-        lane=job.priority,
-        tenant=job.tenant,
-        by=process,
-        code=end.failure.code if end.failure else "",
-        cancelled_by=end.cancelled_by,
-        received_us=job.received_us,
-        accepted_us=claim.accepted_us,
-        started_us=claim.started_us or claim.claimed_us,
-        claimed_us=claim.claimed_us,
-        released_us=generated.released,
-        scheduled_us=generated.scheduled,
-        first_us=generated.first,
-        last_us=generated.last,
-        clock_us=generated.clock_us,
-        shown_us=generated.shown,
-        shown_claimed_us=generated.shown_claimed,
-        kept_us=generated.kept,
-        prompt_tokens=usage.prompt,
-        completion_tokens=usage.completion,
-        cached_tokens=usage.cached,
-        continued_tokens=sum(attempt.past_tokens),
-        choices=attempt.choices,
-        stream=job.stream,
-        attempts=claim.attempt,
-        lost=outcomes.count("lost"),
-        handed_back=outcomes.count(HANDED_BACK) + outcomes.count(RETURNED),
-        preempted=outcomes.count(PREEMPTED),
-    )
-
-
-@dataclass(slots=True)
-class _Open:
-    """What is open of one attempt."""
-
-    attempt: Attempt
-    span: Span
-    finish: Span | None = None
-
-
-@runtime_checkable
-class CallTracer(Protocol):
-    """An engine that records its calls to other servers as spans under `Request.trace`."""
-
-    def trace_calls(self, tracing: Tracing) -> None:
-        """Called once, before the engine starts."""
-
-
-class AttemptTraces:
-    """Writes the spans of attempts; one per worker process. Jobs whose trace is not sampled cost one look at their
-    context.
-
-    An attempt has up to four spans: `queue`, from the acceptance (or from the end of the attempt before) to the claim;
-    the attempt itself, from the claim until the store has its end, named as the GenAI conventions ask; in it `engine`,
-    from the hand-over to the last token; and `finish`, the write of its end. The span of an attempt links to that of
-    the attempt before it, whichever worker had that one (streaming/jobs/reaper.py).
-    """
-
-    def __init__(self, tracing: Tracing, worker: str = "") -> None:
-        """`worker`: its name in `penstock ps`."""
-        self.tracing, self._worker = tracing, worker
-        self._open: dict[str, _Open] = {}
-        """By job."""
-
-    def claimed(self, attempt: Attempt, ago_us: int = 0) -> None:
+    def _begin_spans(self, attempt: Attempt, ago_us: int) -> None:
         """Write the span of the wait that has ended, and begin that of the attempt. `ago_us`: since the claim."""
         job, claim = attempt.job, attempt.claim
         attempt.trace = extract(job.trace).get(TRACEPARENT, "")
         if not (self.tracing.recording and is_sampled(job.trace)):
             return
-        claimed_ns, earlier = time.time_ns() - 1000 * max(0, ago_us), own_attempts(job, claim.earlier_attempts)
+        claimed_ns, earlier = time.time_ns() - 1000 * ago_us, own_attempts(job, claim.earlier_attempts)
         # The store's clock measured the wait; this process's clock places it.
         waits_since_ms = earlier[-1].ended_ms if earlier else claim.created_ms
         about: Attributes = {names.JOB_ID: job.id, names.PRIORITY: str(job.priority), names.ATTEMPT: claim.attempt}
@@ -344,38 +300,19 @@ class AttemptTraces:
             attempt_id(job, claim.claimed_ms),
         )
         attempt.trace = span.carrier()[TRACEPARENT]
-        self._open[job.id] = _Open(attempt, span)
+        self._spans[job.id] = attempt, span
 
-    def put_back(self, job_id: str, outcome: str) -> None:
-        """End an attempt whose job another worker continues. `outcome`: handed_back, preempted or returned."""
-        if (found := self._open.pop(job_id, None)) is not None:
-            self._write_engine_span(found)
-            found.span.add_event(outcome)
-            found.span.end(attributes={names.JOB_STATE: outcome, **_continued(found.attempt)})
-
-    def forget(self, job_id: str) -> None:
-        """Drop an attempt that is no longer this worker's: the job's record says what became of it, and so does the
-        process that ends the job."""
-        self._open.pop(job_id, None)
-
-    def over(self, end: Terminal) -> None:
-        """The engine is done with a job, whose end is written now."""
-        if (found := self._open.get(end.job)) is None:
-            return
-        self._write_engine_span(found)
-        found.finish = self.tracing.span("finish", found.span.carrier(), attributes={names.JOB_STATE: end.state})
-
-    def written(self, attempt: Attempt, end: Terminal) -> None:
+    def _end_spans(self, attempt: Attempt, end: Terminal) -> None:
         """The store has this end."""
-        if (found := self._open.pop(end.job, None)) is not None:
-            if found.finish is not None:
-                found.finish.end()
+        if (finishing := self._finishing.pop(end.job, None)) is not None:
+            finishing.end()
+        if (found := self._spans.pop(end.job, None)) is not None:
             error = end.failure.code if end.failure else None
-            found.span.end(error=error, attributes={**answered(attempt, end), **_continued(attempt)})
+            found[1].end(error=error, attributes={**answered(attempt, end), **_continued(attempt)})
             write_lost(self.tracing, attempt.job, attempt.claim.earlier_attempts, attempt.claim.attempt)
 
-    def _write_engine_span(self, found: _Open) -> None:
-        stamps = found.attempt.stamps
+    def _write_engine_span(self, attempt: Attempt, parent: Span) -> None:
+        stamps = attempt.stamps
         if not stamps.released:
             return
         since_ns = time.time_ns() - time.monotonic_ns()
@@ -383,12 +320,30 @@ class AttemptTraces:
         def at_ns(seconds: float) -> int:
             return since_ns + int(seconds * 1e9)
 
-        span = self.tracing.span("engine", found.span.carrier(), "internal", at_ns(stamps.released))
+        span = self.tracing.span("engine", parent.carrier(), "internal", at_ns(stamps.released))
         if stamps.scheduled:
             span.add_event("scheduled", at_ns(stamps.scheduled))
         if stamps.first:
-            span.add_event("next token" if found.attempt.first_ms else "first token", at_ns(stamps.first))
+            span.add_event("next token" if attempt.first_ms else "first token", at_ns(stamps.first))
         span.end(at_ns(stamps.last) if stamps.last else None)
+
+
+def _grown(before: int, now: int) -> int:
+    """By how much an engine's count has grown; it begins anew with a new engine, and is then less than before."""
+    return now - before if now >= before else now
+
+
+def wall_us() -> int:
+    """This machine's time in microseconds."""
+    return int(time.time() * 1_000_000)
+
+
+@runtime_checkable
+class CallTracer(Protocol):
+    """An engine that records its calls to other servers as spans under `Request.trace`."""
+
+    def trace_calls(self, tracing: Tracing) -> None:
+        """Called once, before the engine starts."""
 
 
 def answered(attempt: Attempt, end: Terminal) -> dict[str, str | int | float | bool | Sequence[str]]:
@@ -406,7 +361,7 @@ def answered(attempt: Attempt, end: Terminal) -> dict[str, str | int | float | b
     if reasons := [reason for reason in end.finishes if reason]:
         found[names.FINISH_REASONS] = reasons
     stamps = attempt.stamps
-    if attempt.job.stream and stamps.first and stamps.released and not attempt.is_continued:
+    if attempt.job.stream and stamps.first and stamps.released and not attempt.claim.earlier_runs:
         found[names.FIRST_CHUNK] = round(stamps.first - stamps.released, 6)
     return found
 

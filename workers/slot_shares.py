@@ -10,7 +10,6 @@ need their slots.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -49,14 +48,6 @@ class RunningJob:
     """Deltas that all its runs have logged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Victims:
-    """The jobs to preempt, in this order, and why."""
-
-    jobs: tuple[str, ...]
-    reason: str
-
-
 def preemptible(jobs: Iterable[RunningJob], now_s: float) -> list[RunningJob]:
     """The jobs of lane batch that may be preempted, the youngest first: these lose the least work. Another run must be
     able to continue them exactly, and one that was put back before must have run for a while."""
@@ -69,7 +60,7 @@ def preemptible(jobs: Iterable[RunningJob], now_s: float) -> list[RunningJob]:
     return sorted(allowed, key=lambda job: (-job.began_s, job.id))
 
 
-def choose_victims(jobs: Iterable[RunningJob], texts: int, now_s: float) -> Victims:
+def choose_victims(jobs: Iterable[RunningJob], texts: int, now_s: float) -> list[str]:
     """Choose the youngest batch jobs whose choices together free `texts` places; fewer if there are no more."""
     chosen, freed = list[str](), 0
     for job in preemptible(jobs, now_s):
@@ -77,7 +68,7 @@ def choose_victims(jobs: Iterable[RunningJob], texts: int, now_s: float) -> Vict
             break
         chosen.append(job.id)
         freed += job.texts
-    return Victims(tuple(chosen), f"lane interactive needs {texts} places")
+    return chosen
 
 
 ACTIVE_S = 60.0
@@ -136,11 +127,9 @@ class SlotShares:
             return ()
         known = [tenant for tenant in self._weights if tenant in self._texts or tenant in self._left]
         total = DEFAULT_WEIGHT * (tenants - len(known)) + sum([self._weights[tenant] for tenant in known])
-        over = Counter(
-            {
-                tenant: texts
-                for tenant, texts in self._texts.items()
-                if texts > max(1.0, slots * self._weights.get(tenant, DEFAULT_WEIGHT) / total)
-            }
-        )
-        return tuple([tenant for tenant, _ in over.most_common(MAX_CROWDING)])
+        over = [
+            (-texts, tenant)
+            for tenant, texts in self._texts.items()
+            if texts > max(1.0, slots * self._weights.get(tenant, DEFAULT_WEIGHT) / total)
+        ]
+        return tuple([tenant for _, tenant in sorted(over)[:MAX_CROWDING]])

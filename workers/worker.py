@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -35,9 +36,7 @@ from workers.checker import Checker
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
 from workers.engines.constraint import unchecked
-from workers.gatekeeper import Gatekeeper, end_job, unusable_piece
-from workers.heartbeat import BeatComparison
-from workers.held_jobs import HeldJobs
+from workers.held_jobs import BeatComparison, HeldJobs
 from workers.preemption import Preemption
 from workers.record import Recorder
 from workers.settings import WorkerSettings
@@ -73,10 +72,9 @@ class Worker:
         self._held = HeldJobs(self.lease)
         self._attempts = self._held.attempts
         self._room = asyncio.Event()
-        self._gate = Gatekeeper(engine, card, settings, targets, recorder)
         on_stopped = self._end_if_over_and_send
         self._starter = ChoiceStarter(
-            engine, card, settings, self._gate, self._room, on_stopped=on_stopped, weights=weights
+            engine, card, settings, recorder, self._room, on_stopped=on_stopped, targets=targets, weights=weights
         )
         self._choices, self._partial = self._starter.running, self._starter.waiting
         """The same dicts as in the starter, because `on_step` reads them for every piece."""
@@ -92,6 +90,8 @@ class Worker:
         self._lost: set[int] = set()
         """Partitions where the lease was taken."""
         self._losing = asyncio.Event()
+        self._claimed_all = asyncio.Event()
+        """Set in a drain, once all claimed jobs are begun."""
 
     @property
     def running(self) -> int:
@@ -112,21 +112,22 @@ class Worker:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead."""
         if not await self._registered(stop):
             return
-        claiming = asyncio.create_task(self._claimer.run(self._client.partitions))
-        on_end, tracing = self._recorder.ended_by_script, self._recorder.traces.tracing
+        on_end, tracing = self._recorder.ended_by_script, self._recorder.tracing
         reaper = Reaper(self._client, self._recorder.metrics, salvager=self._reader, on_end=on_end, tracing=tracing)
         sweeping = reaper.keep_sweeping(SWEEP_INTERVAL_S)
         interval_s = self._client.settings.lease_ms / 3000
         checking = run_periodically(
             self._starter.check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True
         )
-        loops = [self._keep_listening(), checking, sweeping, self._clock.keep()]
-        loops.append(self._gate.keep_reporting())
+        loops = [self._drain(stop), self._keep_claiming(), self._keep_listening(), checking, sweeping]
+        loops += [self._clock.keep(), self._starter.keep_reporting()]
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             loops += [self._unless_fenced(partition, loop) for loop in (writer.run(), self._keep_beating(partition))]
-        tasks = {claiming, asyncio.create_task(self._drain(stop, claiming)), *map(asyncio.create_task, loops)}
+        tasks = {asyncio.create_task(loop) for loop in loops}
         try:
-            await _until_one_ends(tasks - {claiming}, claiming)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
             others = self._checks | self._preemption.tasks
             for task in tasks | others:
@@ -134,13 +135,18 @@ class Worker:
             await asyncio.gather(*tasks, *others, return_exceptions=True)
             await self._checker.stop()
 
+    async def _keep_claiming(self) -> None:
+        await self._claimer.run(self._client.partitions)
+        self._claimed_all.set()
+        await asyncio.get_running_loop().create_future()  # `run` ends with the first task that ends
+
     async def _unless_fenced(self, partition: int, loop: Coroutine[Any, Any, None]) -> None:
         """Run one loop of a partition. If its lease is lost, the loop ends, and the worker drains the others."""
         try:
             await loop
         except Fenced:
             self.lose(partition)
-            await asyncio.get_running_loop().create_future()  # `run` ends with the first task that ends
+            await asyncio.get_running_loop().create_future()
 
     async def _registered(self, stop: asyncio.Event) -> bool:
         """Take the lease, and retry while the store is unavailable, because loading the model again would take longer.
@@ -173,23 +179,22 @@ class Worker:
         if not can.passes_fields and (job := without_passed(job)) is not claim.job:
             claim = replace(claim, job=job)
         attempt = self._attempts[job.id] = Attempt(claim, history)
-        early = self._claimer.early(job.id)
-        cancel = next((each for each in early if isinstance(each, Cancel)), None)
-        for control in early:
-            if isinstance(control, Follow):
-                attempt.follow(control.address)
-        self._recorder.claimed(attempt, self._now_us(attempt.partition))
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
-        elif cancel is not None:
-            attempt.stop(JobState.CANCELLED, CANCELLED, cancel.by)
-        else:
+        for control in self._claimer.early(job.id):
+            if isinstance(control, Follow):
+                attempt.follow(control.address)
+            else:
+                attempt.stop(JobState.CANCELLED, CANCELLED, control.by)
+        self._recorder.claimed(attempt, self._now_us(attempt.partition))
+        if not attempt.stopped:
             self._starter.submit(attempt)
             if attempt.waits and job.priority is Priority.INTERACTIVE and job.task is None:
                 self._preemption.make_way(attempt)
             if claim.deadline_ms is not None:
                 delay_s = max(0, claim.deadline_ms - claim.claimed_ms) / 1000
-                attempt.deadline = asyncio.get_running_loop().call_later(delay_s, self._expire, attempt)
+                late = partial(self._stop, attempt, JobState.EXPIRED, EXPIRED)
+                attempt.deadline = asyncio.get_running_loop().call_later(delay_s, late)
             if attempt.constrained:
                 self._begin_check(self._refuse_unusable(attempt))
         if attempt.over or attempt.stopped:
@@ -229,7 +234,7 @@ class Worker:
             try:
                 delta = attempt.take(index, piece, now)
             except Exception as error:  # noqa: BLE001 - boundary: whatever the engine gave fails its own job, no other
-                delta, piece = None, unusable_piece(attempt, index, piece, error, self._starter.stop)  # noqa: PLW2901
+                delta, piece = None, self._fail_unusable(attempt, index, piece, error)  # noqa: PLW2901
             if delta is not None:
                 if attempt.unnamed:
                     self._name(attempt, now)
@@ -244,11 +249,17 @@ class Worker:
                 freed = True
                 if self._starter.claimer_found_no_room and not attempt.over:
                     self._room.set()  # where a job ends, this is done once that is written
-        if self._partial and (freed or self._gate.is_due(now)):
+        if self._partial and (freed or self._starter.is_due(now)):
             self._starter.refill()
             self._preemption.make_way_again(now)
-        self._gate.note_step(len(pieces), now)
+        self._starter.note_step(len(pieces), now)
         self._send_all()
+
+    def _fail_unusable(self, attempt: Attempt, index: int, piece: Piece, error: Exception) -> Piece:
+        emptied = attempt.fail_unusable(index, piece, error)
+        if not piece.last:
+            self._starter.stop(attempt)
+        return emptied
 
     def _name(self, attempt: Attempt, now: float) -> None:
         """Before the first delta to an address: send the run's opening; if it is the run's first, stamp it with
@@ -283,7 +294,13 @@ class Worker:
     def _end(self, attempt: Attempt) -> None:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
-        end = end_job(attempt, self.lease.id, self._clock, self._writers[attempt.partition])
+        writer = self._writers[attempt.partition]
+        try:
+            end = attempt.terminal(self.lease.id, attempt.stamps.generated(self._clock, attempt.partition))
+            writer.finish(attempt.finish(end))
+        except Exception as error:  # noqa: BLE001 - boundary: an end that cannot be stored would stop all later ones
+            end = attempt.failed_terminal(self.lease.id, error)
+            writer.finish(attempt.finish(end))
         self._recorder.ended(attempt, end)
 
     def _now_us(self, partition: int) -> int:
@@ -359,12 +376,13 @@ class Worker:
     async def _keep_listening(self) -> None:
         """Obey messages until cancelled; subscribe again after an interruption, which may lose some: then polling finds
         the jobs, the heartbeat finds the cancels, and readers ask again."""
-        expected = ExpectedErrors(Unavailable, log.warning, "control channel interrupted, subscribing again: %s")
-        await run_periodically(self._listen, self._settings.poll_ms / 1000, expected)
 
-    async def _listen(self) -> None:
-        async for control in self.lease.controls():
-            self._obey(control)
+        async def listen() -> None:
+            async for control in self.lease.controls():
+                self._obey(control)
+
+        expected = ExpectedErrors(Unavailable, log.warning, "control channel interrupted, subscribing again: %s")
+        await run_periodically(listen, self._settings.poll_ms / 1000, expected)
 
     def _obey(self, control: Control) -> None:
         match control:
@@ -392,9 +410,6 @@ class Worker:
             attempt.stamps.cancelled = attempt.stamps.cancelled or time.monotonic()
             self._stop(attempt, JobState.CANCELLED, CANCELLED, by)
 
-    def _expire(self, attempt: Attempt) -> None:
-        self._stop(attempt, JobState.EXPIRED, EXPIRED)
-
     def _stop(self, attempt: Attempt, state: JobState, failure: Failure, by: str = "") -> None:
         """End a job early: when the engine has stopped; at once if it waits at the gate, or is being checked."""
         ran = not attempt.over
@@ -414,10 +429,7 @@ class Worker:
             self._let_go(job_id)
 
     def _let_go(self, job_id: str) -> None:
-        attempt = self._attempts.pop(job_id)
-        if attempt.deadline is not None:
-            attempt.deadline.cancel()
-        self._starter.let_go(attempt, goes_on=True)
+        self._starter.let_go(self._attempts.pop(job_id), goes_on=True)
         self._recorder.lost(job_id)
 
     # --- the end of the worker, or of its lease in one partition -----------------------------------------------------
@@ -438,13 +450,13 @@ class Worker:
     def _has_leases(self) -> bool:
         return not self._lost.issuperset(self._client.partitions)
 
-    async def _drain(self, stop: asyncio.Event, claiming: asyncio.Task[None]) -> None:
+    async def _drain(self, stop: asyncio.Event) -> None:
         """Take nothing more, let what runs finish within the grace time, hand back the rest, give up the lease. Raises
         Fenced if the lease of a partition was taken."""
         await wait_any(stop, self._losing)
         self._claimer.end()
         if self._has_leases:
-            await claiming  # what it is claiming now is still ours
+            await self._claimed_all.wait()  # what it is claiming now is still ours
         log.info("draining: %d jobs to finish within %.0f s", len(self._attempts), self._settings.drain_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
@@ -484,12 +496,3 @@ class Worker:
                 await asyncio.sleep(0.05)
         except Unavailable as error:
             log.warning("the lease is left to lapse: %s", error)
-
-
-async def _until_one_ends(tasks: set[asyncio.Task[None]], claiming: asyncio.Task[None]) -> None:
-    """Wait for the first of `tasks` to end, or for claiming to fail (it ends by itself in a drain)."""
-    done, _ = await asyncio.wait({*tasks, claiming}, return_when=asyncio.FIRST_COMPLETED)
-    if done == {claiming} and claiming.exception() is None:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()

@@ -266,7 +266,7 @@ class PastFuture(AdmissionRule):
         if self._next is None or self._next[0] is not text:
             self._next = text, gate.text(text.lane, text.tenant, text.prompt, text.limit, text.generated)
         capacity = KvCapacity(shape.slots, shape.kv_tokens, 0, gate.reserve.share)
-        if not gate.admit(self._next[1], capacity).admitted:
+        if gate.wait_reason(self._next[1], capacity):
             return False
         if text.lane == Priority.BATCH and not self._lets_in(text, engine):
             return False
@@ -276,7 +276,7 @@ class PastFuture(AdmissionRule):
 
     def _lets_in(self, text: ModelText, engine: ModelEngine) -> bool:
         offline = sum([each.lane == Priority.BATCH for each in (*engine.running, *engine.waiting)])
-        return self.colocation.admit(text.held, self.gate.held.values(), offline).admitted
+        return not self.colocation.wait_reason(text.held, self.gate.held.values(), offline)
 
     def note(self, step: ModelStep) -> None:
         for text in step.tokens:

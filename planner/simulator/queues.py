@@ -297,14 +297,14 @@ class PenstockWorker(ModelWorker):
             return False
         for _ in range(MAX_VICTIMS):
             texts, victims = self._texts(), choose_victims(self._jobs(), 1, now_s)
-            for victim in [texts[int(job_id)] for job_id in victims.jobs]:
+            for victim in [texts[int(job_id)] for job_id in victims]:
                 self.engine.abort(victim)
                 self.rule.forget(victim)
                 self._shares.end(victim.tenant, now_s)
                 victim.preemptions += 1
                 queue.put_back(victim)
-            if not victims.jobs or self.admits(text):
-                return bool(victims.jobs)
+            if not victims or self.admits(text):
+                return bool(victims)
         return False
 
     def _texts(self) -> list[ModelText]:

@@ -545,29 +545,39 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
 
     A sweep does not read bodies, so the time at which the API process received the request is not known.
     """
-    stamps, job, end = record.stamps, record.job, record.terminal
-    outcomes = Counter([attempt.outcome for attempt in record.attempts])
-    generated, failure = (end.generated, end.failure) if end else (Generated(), None)
-    times: dict[str, Any] = {f"{name.removesuffix('_us')}_us": at for name, at in asdict(generated).items()}
-    return RequestRecord(
-        id=job.id,
+    stamps, job = record.stamps, record.job
+    return end_record(
+        job,
+        record.terminal or Terminal(job.id, record.state, 0),
+        record.attempts,
         ended_us=stamps.ended or record.done_ms * 1000,
         state=record.state.value,
         model=job.model,
-        lane=job.priority.value,
-        tenant=job.tenant,
         by=by,
-        code=failure.code if failure else "",
-        cancelled_by=end.cancelled_by if end else "",
         accepted_us=stamps.accepted or 0,
         started_us=stamps.started or 0,
         claimed_us=stamps.claimed or 0,
-        prompt_tokens=end.usage.prompt if end else 0,
-        completion_tokens=end.usage.completion if end else 0,
-        cached_tokens=end.usage.cached if end else 0,
         attempts=record.attempt,
+    )
+
+
+def end_record(job: Job, end: Terminal, past: Sequence[PastAttempt], **more: Any) -> RequestRecord:
+    """The telemetry record of a job that has ended, whoever ended it. `more`: fields that do not follow from the end
+    and from the past attempts."""
+    outcomes = Counter([attempt.outcome for attempt in past])
+    times = {f"{name.removesuffix('_us')}_us": at for name, at in asdict(end.generated).items()}
+    return RequestRecord(
+        id=job.id,
+        lane=job.priority.value,
+        tenant=job.tenant,
+        code=end.failure.code if end.failure else "",
+        cancelled_by=end.cancelled_by,
+        prompt_tokens=end.usage.prompt,
+        completion_tokens=end.usage.completion,
+        cached_tokens=end.usage.cached,
         lost=outcomes["lost"],
         handed_back=outcomes["handed_back"] + outcomes["returned"],
         preempted=outcomes["preempted"],
         **times,
+        **more,
     )

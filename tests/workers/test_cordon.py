@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from house import House, eventually
+from msgspec.structs import replace
 
 from penstock.config import Config
 from penstock.engine import Failure
@@ -23,7 +24,7 @@ from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
-from workers.__main__ import WorkerProcess
+from workers.__main__ import WorkerProcess, keep_counting
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.record import WorkCounters
@@ -123,3 +124,14 @@ def test_a_tally_counts_jobs_by_lane() -> None:
         tally.ended("batch", Terminal("j", JobState.FAILED, 0, failure=Failure("c", "m", status)))
     tally.ended("standard", ok)
     assert tally.served == {"batch": Served(3, 12, 1), "standard": Served(1, 12, 0)}
+
+
+async def test_the_workers_that_share_servers_are_counted_from_the_store(wire: RedisClient) -> None:
+    fleet, counts = Fleet(wire), asyncio.Queue[int]()
+    me = replace(this_process("worker", "worker-1"), model="m", state="ready")
+    await fleet.report(replace(me, life="another"))
+    counting = asyncio.create_task(keep_counting(fleet, me, counts.put_nowait))
+    async with asyncio.timeout(10):
+        assert await counts.get() == 2
+    counting.cancel()
+    await asyncio.gather(counting, return_exceptions=True)

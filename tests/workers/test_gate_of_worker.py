@@ -73,7 +73,7 @@ async def test_a_job_that_waits_at_the_gate_ends_at_once(wire: RedisClient, star
     assert await _runs(running, 1)
     after = await put_job(queue, "after", 5)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED
-    assert not running.worker._starter.waiting and not running.worker._gate._waiting
+    assert not running.worker._starter.waiting and not running.worker._starter._at_gate
 
 
 async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_as_it_needs(

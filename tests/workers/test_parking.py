@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
-from flow import SILENT, a_lease, append, claim_one, delta, deltas_of
+from flow import SILENT, a_lease, append, claim_one, delta
 from msgspec.structs import replace
 from sim_worker import FAST, Start, a_job, ended, expected, put_job, text_of, until
 
@@ -156,22 +156,6 @@ async def test_a_job_that_is_cancelled_keeps_its_parked_tokens(wire: RedisClient
     assert record.state is JobState.CANCELLED and record.terminal is not None
     assert [row.text for row in record.terminal.rows] == ["<1>", "<2>", "<3>"]
     assert 0 < await wire.redis.ttl(key) <= 60
-
-
-async def test_a_late_repetition_of_the_call_changes_nothing(wire: RedisClient) -> None:
-    """Its answer was lost, and another worker has claimed the job and gone on meanwhile."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue)
-    lease, claim = await claim_of(wire)
-    frames = parked(lease, claim, range(1, 3), range(0))
-    await lease.release(job.id, claim.number, frames, outcome=PREEMPTED)
-    heir, again = await claim_of(wire)
-    opening = Opening(job.id, 3, Run(lease.id, claim.number))
-    await heir.calls([append(heir, {SILENT: [delta(again, 3)]}, (again.number, opening))])
-    await lease.release(job.id, claim.number, parked(lease, claim, range(1, 2), range(0)), outcome=PREEMPTED)
-    record = await reader.record(job.id)
-    assert record.state is JobState.RUNNING
-    assert [row.seq for row in await deltas_of(reader, record)] == [1, 2, 3]
 
 
 @pytest.mark.slow

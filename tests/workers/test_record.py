@@ -30,7 +30,7 @@ from workers.__main__ import WorkerProcess
 from workers.attempt import Attempt
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.record import MANY_ATTEMPTS, AttemptTraces, Recorder
+from workers.record import MANY_ATTEMPTS, Recorder
 
 __all__ = ["collector"]  # a fixture
 
@@ -134,11 +134,15 @@ def claimed(job: Job, number: int, claimed_ms: int, earlier: tuple[PastAttempt, 
     return Attempt(a_claim(job, number, claimed_ms=claimed_ms, earlier_attempts=earlier))
 
 
-def end(traces: AttemptTraces, attempt: Attempt) -> None:
+def a_recorder(tracing: Tracing, worker: str = "worker-1") -> Recorder:
+    return Recorder("m", Metrics.start("", "worker"), tracing, worker=worker)
+
+
+def end(traces: Recorder, attempt: Attempt) -> None:
     """Its job is completed, and that is written."""
     terminal = Terminal(attempt.job.id, JobState.COMPLETED, 0, usage=Usage(1, 2))
-    traces.over(terminal)
-    traces.written(attempt, terminal)
+    traces.ended(attempt, terminal)
+    traces.written([(attempt, terminal)], 1, "worker-1")
 
 
 def sampled(tracing: Tracing) -> Job:
@@ -151,9 +155,10 @@ def test_a_claim_that_waited_for_its_worker_ends_the_wait_when_it_was_made(
 ) -> None:
     """The time between the claim and the worker's hand-over to its engine belongs to the attempt, not to no span."""
     job = sampled(tracing)
-    traces, held = AttemptTraces(tracing, "worker-1"), claimed(job, 1, 3_000)
+    traces, held = a_recorder(tracing), claimed(job, 1, 3_000)
     now_ns = time.time_ns()
-    traces.claimed(held, 5_000_000)
+    held.claim = replace(held.claim, claimed_us=1_000_000)
+    traces.claimed(held, 6_000_000)
     end(traces, held)
     tracing.close()
     wait, attempt = (next(span for span in collector.sent if span.name == name) for name in ("queue", "chat m"))
@@ -167,7 +172,7 @@ def test_the_trace_of_a_later_version_goes_on(tracing: Tracing, collector: Colle
     carried = {"traceparent": f"01-{trace_id}-{span_id}-01-later", "tracestate": "a=b", "unheard-of": "x"}
     job: Job = replace(REPLAY, trace=carried)
     job = decode_job(encode(job))
-    traces, held = AttemptTraces(tracing, "worker-1"), claimed(job, 1, 3_000)
+    traces, held = a_recorder(tracing), claimed(job, 1, 3_000)
     traces.claimed(held)
     end(traces, held)
     tracing.close()
@@ -182,9 +187,9 @@ def test_a_preempted_attempt_and_the_next_one_are_linked(tracing: Tracing, colle
     """Each worker writes its own span; the second finds the id of the first from the record. The wait of the second is
     that since the first ended."""
     job = sampled(tracing)
-    first, second = AttemptTraces(tracing, "worker-1"), AttemptTraces(tracing, "worker-2")
+    first, second = a_recorder(tracing), a_recorder(tracing, "worker-2")
     first.claimed(claimed(job, 1, 3_000))
-    first.put_back(job.id, PREEMPTED)
+    first.released(job.id, PREEMPTED)
     heir = claimed(job, 2, 9_500, (PastAttempt("worker-1", 3_000, 9_000, None, PREEMPTED),))
     second.claimed(heir)
     end(second, heir)
@@ -200,11 +205,11 @@ def test_a_preempted_attempt_and_the_next_one_are_linked(tracing: Tracing, colle
 def test_an_attempt_that_others_have_now_is_not_written_here(tracing: Tracing, collector: Collector) -> None:
     """A worker that was fenced says nothing: whoever ends the job describes it as lost, under the same id."""
     job = sampled(tracing)
-    traces = AttemptTraces(tracing, "worker-1")
+    traces = a_recorder(tracing)
     lost = claimed(job, 1, 3_000)
     traces.claimed(lost)
-    traces.forget(job.id)
-    traces.written(lost, Terminal(job.id, JobState.COMPLETED, 0))
+    traces.lost(job.id)
+    traces.written([(lost, Terminal(job.id, JobState.COMPLETED, 0))], 1, "worker-1")
     heir = claimed(job, 2, 9_500, (PastAttempt("worker-1", 3_000, 9_000, None, "lost"),))
     traces.claimed(heir)
     end(traces, heir)
@@ -217,7 +222,7 @@ def test_an_attempt_that_others_have_now_is_not_written_here(tracing: Tracing, c
 def test_a_job_without_a_sampled_trace_costs_no_span(tracing: Tracing, collector: Collector) -> None:
     """Neither one that is not sampled, nor one of a version that wrote no context, nor one with a broken one; the
     engine's calls carry on only what is well-formed."""
-    traces = AttemptTraces(tracing, "worker-1")
+    traces = a_recorder(tracing)
     known = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"
     for context, passed in (({}, ""), ({"traceparent": known}, known), ({"traceparent": "a\r\nb: c"}, "")):
         attempt = claimed(replace(REPLAY, trace=context), 1, 3_000)

@@ -19,7 +19,6 @@ from workers.slot_shares import (
     choose_victims,
     preemptible,
     reserved_slots,
-    room_for_batch,
 )
 
 
@@ -66,13 +65,6 @@ def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> N
     assert reserved_slots(slots, wanted) == kept
 
 
-@pytest.mark.parametrize(("batch_texts", "more"), [(0, 6), (6, 0), (7, 0)])
-def test_how_many_lines_of_a_batch_fit(batch_texts: int, more: int) -> None:
-    """The slots kept for others stay empty; with none kept there is no limit."""
-    assert room_for_batch(8, 2, batch_texts) == more
-    assert room_for_batch(8, 0, batch_texts) is None
-
-
 NOW = 1_000.0
 
 
@@ -86,10 +78,10 @@ def batch_job(name: str, age_s: float = 100.0, texts: int = 1, **changes: object
 
 def test_the_youngest_go_first_and_no_more_than_needed() -> None:
     jobs = [batch_job("old", 300), batch_job("young", 1), batch_job("middle", 20)]
-    assert choose_victims(jobs, 1, NOW).jobs == ("young",)
-    assert choose_victims(jobs, 2, NOW).jobs == ("young", "middle")
-    assert choose_victims(jobs, 5, NOW).jobs == ("young", "middle", "old")
-    assert choose_victims(jobs, 0, NOW).jobs == ()
+    assert choose_victims(jobs, 1, NOW) == ["young"]
+    assert choose_victims(jobs, 2, NOW) == ["young", "middle"]
+    assert choose_victims(jobs, 5, NOW) == ["young", "middle", "old"]
+    assert choose_victims(jobs, 0, NOW) == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +118,7 @@ JOBS = st.lists(
 def test_whatever_runs_no_job_is_taken_in_vain(jobs: list[RunningJob], texts: int) -> None:
     """Each victim may be taken, without the last one the places would not do, and none is left while one more would."""
     by_id = {job.id: job for job in jobs}
-    victims = [by_id[each] for each in choose_victims(jobs, texts, NOW).jobs]
+    victims = [by_id[each] for each in choose_victims(jobs, texts, NOW)]
     assert all(preemptible([job], NOW) for job in victims)
     assert sum(job.texts for job in victims[:-1]) < max(texts, 1)
     if sum(job.texts for job in victims) < texts:

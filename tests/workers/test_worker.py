@@ -17,7 +17,6 @@ from sim_worker import (
     a_job,
     ended,
     expected,
-    failure_of,
     has_deltas,
     lose_lease,
     put_job,
@@ -25,7 +24,6 @@ from sim_worker import (
     until,
 )
 
-from penstock.engine import Sampling
 from streaming.errors import Fenced
 from streaming.ids import new_job_id
 from streaming.jobs.dead_letters import DeadLetters
@@ -39,7 +37,7 @@ from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.heartbeat import BeatComparison
+from workers.held_jobs import BeatComparison
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.worker import Worker
@@ -59,16 +57,6 @@ async def test_many_jobs_run_together_and_each_text_is_exact(wire: RedisClient, 
         assert record.terminal is not None and [row.seq for row in record.terminal.rows] == list(range(1, 21))
         assert record.terminal.usage.completion == 20 and record.terminal.finishes == ("length",)
         assert record.created_ms <= record.started_ms <= record.first_ms <= record.done_ms
-
-
-async def test_a_request_the_engine_cannot_run_fails_with_its_reason(wire: RedisClient, start: Start) -> None:
-    """An option that this engine does not have: 400 in the record, and the next job runs."""
-    queue = Queue(wire)
-    await start()
-    odd, fine = await put_job(queue, sampling=Sampling(json_schema={})), await put_job(queue)
-    record = await ended(wire, odd.id)
-    assert (failure_of(record).code, failure_of(record).status) == ("invalid_request_error", 400)
-    assert (await ended(wire, fine.id)).state is JobState.COMPLETED
 
 
 async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: RedisClient, start: Start) -> None:
@@ -289,26 +277,6 @@ async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: RedisC
     running.stop.set()
     await asyncio.wait_for(running.task, 20)
     assert refused.is_set()
-
-
-async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: RedisClient, start: Start) -> None:
-    """Only where two heartbeats in a row do not name a job has the server taken it away."""
-    running = await start(SimSettings(step_ms=20, prefill_ms=1))
-    job = await put_job(Queue(wire), "seen", 100)
-    beat, left_out = running.worker.lease.beat, 0
-
-    async def beaten(partition: int) -> dict[str, HeldJob]:
-        nonlocal left_out
-        held = await beat(partition)
-        if not left_out and job.id in held and job.id in running.worker._attempts:
-            left_out += 1
-            del held[job.id]
-        return held
-
-    running.worker.lease.beat = beaten  # type: ignore[method-assign]
-    record = await ended(wire, job.id)
-    assert left_out == 1 and record.state is JobState.COMPLETED
-    assert record.attempt == 1 and text_of(record) == expected("seen", 100)
 
 
 def test_a_job_whose_end_is_being_written_is_not_dropped() -> None:

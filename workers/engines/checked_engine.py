@@ -52,11 +52,10 @@ class CheckedEngine:
     def __init__(self, engine: Engine, name: str, model: str) -> None:
         self._engine, self._name, self._model = engine, name, model
         self._live: dict[str, int] = {}
-        """Running requests, and how many tokens each may still yield."""
+        """Running requests, and how many tokens each may still yield; below 0: it had too many, and its job has
+        failed."""
         self._cancelled: dict[str, float] = {}
         """Those of them that were cancelled, and when (monotonic)."""
-        self._failed: set[str] = set()
-        """Those that had too many tokens, while they run in the engine: their jobs have ended."""
         self._heard = 0.0
         """When the last piece came, or a request when none ran (monotonic)."""
         self._limit = 0
@@ -68,8 +67,8 @@ class CheckedEngine:
         self._on_step, self._thread = on_step, threading.get_ident()
         with self._reported("start"):
             card = await self._engine.start(self._step, on_phase)
-        if problem := self._card_problem(card) or self._stats_problem():
-            raise EngineDead(self._break(problem))
+        if problem := self._start_problem(card):
+            raise self._dead(problem)
         self._limit = card.default_output or card.max_output
         return msgspec.structs.replace(card, engine=self._name)
 
@@ -81,7 +80,7 @@ class CheckedEngine:
         if not self._live:
             self._heard = time.monotonic()
         wanted = self._limit if request.sampling.max_tokens is None else request.sampling.max_tokens
-        self._live[request.id] = wanted - request.past_tokens
+        self._live[request.id] = max(0, wanted - request.past_tokens)
         try:
             with self._refused("submit", request):
                 self._engine.submit(request)
@@ -107,11 +106,12 @@ class CheckedEngine:
 
     def health(self) -> EngineHealth:
         if problem := self._broken or self._overdue(time.monotonic()):
-            return EngineHealth(False, self._break(problem))
+            return EngineHealth(False, str(self._dead(problem)))
         with self._reported("health"):
             health = self._engine.health()
         if not isinstance(health, EngineHealth):
-            return EngineHealth(False, self._break(f"health() returned a {type(health).__name__}, no EngineHealth"))
+            problem = f"health() returned a {type(health).__name__}, no EngineHealth"
+            return EngineHealth(False, str(self._dead(problem)))
         return health
 
     async def stop(self) -> None:
@@ -126,63 +126,43 @@ class CheckedEngine:
     def _step(self, pieces: list[Piece]) -> None:
         """Raises EngineDead into the engine: it must not go on."""
         if threading.get_ident() != self._thread:
-            problem = "it called on_step from another thread: use loop.call_soon_threadsafe(on_step, pieces)"
-        else:
-            problem = self._broken or self._pieces_problem(pieces)
-        if problem:
-            raise EngineDead(self._break(problem))
-        self._heard = time.monotonic()
-        with self._reported("on_step"):
-            self._on_step(self._within_limits(pieces))
-
-    def _pieces_problem(self, pieces: list[Piece]) -> str:
-        """What is wrong with a step, so that its engine cannot be trusted any more; "" if nothing is."""
+            raise self._dead("it called on_step from another thread: use loop.call_soon_threadsafe(on_step, pieces)")
+        if self._broken:
+            raise self._dead(self._broken)
         if problem := _type_problem(pieces, list[Piece]):
-            return f"a step is no list of Piece: {problem}"
-        ended: set[str] = set()
-        for piece in pieces:
-            if piece.id not in self._live or piece.id in ended:
-                return f"a piece for request {piece.id!r}, which does not run: unknown, or it has ended"
-            if piece.finish not in FINISHES or min(piece.n, piece.prompt_tokens, piece.cached_tokens) < 0:
-                return f"a piece with finish {piece.finish!r} and counts {piece.n}, {piece.prompt_tokens}"
-            if piece.last:
-                ended.add(piece.id)
-        return ""
+            raise self._dead(f"a step is no list of Piece: {problem}")
+        self._heard = time.monotonic()
+        kept = [piece for each in pieces if (piece := self._taken(each)) is not None]
+        with self._reported("on_step"):
+            self._on_step(kept)
 
-    def _within_limits(self, pieces: list[Piece]) -> list[Piece]:
-        """The step as its worker gets it: a request with too many tokens fails, and what it still yields is dropped.
-        Notes which requests end in it."""
-        kept = []
-        for piece in pieces:
-            self._live[piece.id] -= piece.n
-            if piece.id not in self._failed:
-                within = self._live[piece.id] >= 0
-                kept.append(piece if within else Piece(piece.id, failure=EXCESS))
-                if not within:
-                    self._fail(piece)
-            if piece.last:
-                del self._live[piece.id]
-                self._cancelled.pop(piece.id, None)
-                self._failed.discard(piece.id)
-        return kept
-
-    def _fail(self, piece: Piece) -> None:
-        """Cancel a request whose job fails here, unless this is its last piece."""
-        log.error("%s: more tokens for a request than its max_tokens", self._name, extra={"request": piece.id})
-        self._failed.add(piece.id)
-        if not piece.last:
+    def _taken(self, piece: Piece) -> Piece | None:
+        """A piece as its worker gets it: a request with too many tokens fails, and what it still yields is dropped.
+        Raises EngineDead."""
+        if piece.id not in self._live:
+            raise self._dead(f"a piece for request {piece.id!r}, which does not run: unknown, or it has ended")
+        if piece.finish not in FINISHES or min(piece.n, piece.prompt_tokens, piece.cached_tokens) < 0:
+            raise self._dead(f"a piece with finish {piece.finish!r} and counts {piece.n}, {piece.prompt_tokens}")
+        had_failed = self._live[piece.id] < 0
+        self._live[piece.id] -= piece.n
+        fails = not had_failed and self._live[piece.id] < 0
+        if fails:
+            log.error("%s: more tokens for a request than its max_tokens", self._name, extra={"request": piece.id})
+        if piece.last:
+            del self._live[piece.id]
+            self._cancelled.pop(piece.id, None)
+        elif fails:
             self.cancel(piece.id)
+        return None if had_failed else Piece(piece.id, failure=EXCESS) if fails else piece
 
-    def _card_problem(self, card: ModelCard) -> str:
+    def _start_problem(self, card: ModelCard) -> str:
+        """What is wrong with the card and the statistics of an engine that has started; "" if nothing is."""
         if problem := _type_problem(card, ModelCard):
             return f"start() returned no ModelCard: {problem}"
         if card.name != self._model:
             return f"its card is for the model {card.name!r}, not {self._model!r}: pass on the name it was built with"
         if min(card.context, card.max_output) < 1 or card.default_output < 0:
             return "its card has a context or a max_output below 1"
-        return ""
-
-    def _stats_problem(self) -> str:
         stats = self.stats()
         if problem := _type_problem(stats, Stats):
             return f"stats() returned no Stats: {problem}"
@@ -206,11 +186,11 @@ class CheckedEngine:
         try:
             yield
         except EngineDead as error:
-            self._break(str(error))
+            self._dead(str(error))
             raise
         except Exception as error:
             log.exception("%s: %s() raised", self._name, method)
-            raise EngineDead(self._break(f"{method}() raised {type(error).__name__}: {error}")) from error
+            raise self._dead(f"{method}() raised {type(error).__name__}: {error}") from error
 
     @contextlib.contextmanager
     def _refused(self, method: str, request: Request) -> Iterator[None]:
@@ -223,11 +203,11 @@ class CheckedEngine:
             log.exception("%s: %s() raised", self._name, method, extra={"request": request.id})
             raise Refused(FAILED) from error
 
-    def _break(self, problem: str) -> str:
-        """Note the first problem, for the worker's health check. Returns it with the engine's name."""
-        named = problem if problem.startswith(f"{self._name}: ") else f"{self._name}: {problem}"
-        self._broken = self._broken or named
-        return self._broken
+    def _dead(self, problem: str) -> EngineDead:
+        """The first problem, which the worker's health check reports, behind the engine's name."""
+        if not self._broken:
+            self._broken = problem if problem.startswith(f"{self._name}: ") else f"{self._name}: {problem}"
+        return EngineDead(self._broken)
 
 
 def _type_problem(value: object, kind: object) -> str:

@@ -7,6 +7,8 @@ meets an `$id`, an anchor, a chain of references or one that leads back to itsel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin
 
@@ -322,19 +324,13 @@ def _check_chains(root: Any, defs: Mapping[str, Any]) -> None:
 
 def _longest(edges: Mapping[str, Mapping[str, int]]) -> tuple[int, list[str]]:
     """The longest way through a graph, and the nodes that lead into a circle, which are left out of it."""
-    users: dict[str, list[str]] = {name: [] for name in edges}
-    missing, lengths = {name: len(to) for name, to in edges.items()}, dict[str, int]()
-    for name, to in edges.items():
-        for each in to:
-            users[each].append(name)
-    ready = [name for name, count in missing.items() if not count]
-    while ready:
-        name = ready.pop()
-        lengths[name] = max((length + lengths[each] for each, length in edges[name].items()), default=0)
-        for user in users[name]:
-            missing[user] -= 1
-            if not missing[user]:
-                ready.append(user)
+    sorter, lengths = TopologicalSorter(edges), dict[str, int]()
+    with suppress(CycleError):  # what does not lead into a circle is sorted all the same
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        for name in ready:
+            lengths[name] = max((length + lengths[each] for each, length in edges[name].items()), default=0)
+        sorter.done(*ready)
     return max(lengths.values(), default=0), [name for name in edges if name not in lengths]
 
 

@@ -7,13 +7,18 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 
 from penstock.engine import Input, Task
 
-_TOKENS = msgspec.json.Decoder(dict[str, Any])
+
+class _Told(msgspec.Struct):
+    tokens: list[int]
+    max_model_len: int
+
+
+_TOKENS = msgspec.json.Decoder(_Told)
 _SCORES = msgspec.json.Decoder(list[float])
 
 
@@ -51,14 +56,9 @@ def check_task_answer(task: Task, inputs: Sequence[Input], text: str, size: int 
             if len(scores) != len(inputs) - 1 or not math.isfinite(sum(scores)):
                 raise ValueError(f"{len(scores)} scores for {len(inputs) - 1} documents, or one without end")
         case "tokenize":
-            msgspec.convert(_TOKENS.decode(text), _Told)
+            _TOKENS.decode(text)
         case "detokenize":
             pass
-
-
-class _Told(msgspec.Struct):
-    tokens: list[int]
-    max_model_len: int
 
 
 def _check_vectors(vectors: Sequence[str], wanted: int, size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -231,10 +231,10 @@ class ControlTokens:
             value: texts in nested lists, tuples and mappings.
         Returns: the same with marks, and the mark; "" if nothing must be cut.
         """
-        if not any(len(self.cut(text)) > 1 for text in _texts(value)):
-            return value, ""
-        mark = f"\ue000{secrets.token_hex(8)}\ue001"
-        return self._marked(value, mark), mark
+        token = secrets.token_hex(8)
+        mark = f"\ue000{token}\ue001"
+        marked = self._marked(value, mark)
+        return (marked, mark) if token in repr(marked) else (value, "")
 
     def _marked(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
@@ -244,15 +244,3 @@ class ControlTokens:
         if isinstance(value, list | tuple):
             return [self._marked(each, mark) for each in value]
         return value
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield str(key)
-            yield from _texts(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _texts(each)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,8 @@ from workers.gate import (
     LengthHistory,
     LengthWindow,
     Reserve,
-    admit,
     future_peak,
+    wait_reason,
 )
 
 
@@ -50,39 +51,36 @@ def gate_of(*lengths: int, lane: str = "standard") -> Gate:
     return Gate(history, Random(2))
 
 
-def test_a_text_is_admitted_if_the_peak_fits_to_the_token() -> None:
-    """Two texts of 100 tokens that generate 50 each: together 300."""
-    held, more = [text(100, 50)], text(100, 50)
-    assert admit(more, held, KvCapacity(8, 300)) == (True, "", 300)
-    assert admit(more, held, KvCapacity(8, 299)) == (False, "kv", 300)
+def waits(held: HeldText, tokens: int, more: HeldText, **changes: Any) -> str:
+    """Why `more` waits beside a text, with a cache of so many tokens."""
+    return wait_reason(more, [held], KvCapacity(8, tokens, **changes))
 
 
-def test_what_is_pinned_or_reserved_is_taken() -> None:
-    held, more = [text(100, 50)], text(100, 50)
-    assert admit(more, held, KvCapacity(8, 400, taken=100)).admitted
-    assert not admit(more, held, KvCapacity(8, 400, taken=101)).admitted
-    assert admit(more, held, KvCapacity(8, 400, reserve=0.25)).admitted
-    assert admit(more, held, KvCapacity(8, 400, reserve=0.26)).reason == "kv"
+@pytest.mark.parametrize(
+    ("tokens", "changes", "reason"),
+    [
+        (300, {}, ""), (299, {}, "kv"), (400, {"taken": 100}, ""), (400, {"taken": 101}, "kv"),
+        (400, {"reserve": 0.25}, ""), (400, {"reserve": 0.26}, "kv"),
+    ],
+)  # fmt: skip
+def test_a_text_is_admitted_if_the_peak_fits_to_the_token(tokens: int, changes: dict[str, Any], reason: str) -> None:
+    """Two texts of 100 tokens that generate 50 each: together 300. What is pinned or reserved is taken."""
+    assert waits(text(100, 50), tokens, text(100, 50), **changes) == reason
 
 
-def test_no_more_texts_than_slots() -> None:
-    held = [text(1, 1)] * 3
+def test_no_more_texts_than_slots_but_an_idle_engine_takes_any_text() -> None:
+    """Or that text would wait for ever: nothing that ends makes room."""
     for tokens in (0, 10**6):
-        assert admit(text(1, 1), held, KvCapacity(4, tokens)).admitted
-        assert admit(text(1, 1), held, KvCapacity(3, tokens)) == (False, "slots", 0)
-
-
-def test_an_idle_engine_takes_any_text() -> None:
-    """Or it would wait for ever: nothing that ends makes room."""
-    assert admit(text(500, 500), [], KvCapacity(4, 100, taken=100, reserve=0.2)).admitted
+        found = [wait_reason(text(1, 1), [text(1, 1)] * 3, KvCapacity(slots, tokens)) for slots in (4, 3)]
+        assert found == ["", "slots"]
+    assert not wait_reason(text(500, 500), [], KvCapacity(4, 100, taken=100, reserve=0.2))
 
 
 def test_an_engine_that_never_evicts_keeps_whole_limits_free() -> None:
     """So does the gate: what the engine would keep waiting stays in order outside. No prediction, hence no reserve."""
-    held, more = [text(10, 90, 89, (95,))], text(10, 90, 0, (1,))
-    assert admit(more, held, KvCapacity(4, 200, evicts=False)) == (True, "", 200)
-    assert admit(more, held, KvCapacity(4, 199, evicts=False)) == (False, "kv", 200)
-    assert admit(more, held, KvCapacity(4, 199)).admitted
+    held, more = text(10, 90, 89, (95,)), text(10, 90, 0, (1,))
+    found = [waits(held, tokens, more, evicts=evicts) for tokens, evicts in ((200, False), (199, False), (199, True))]
+    assert found == ["", "kv", ""]
 
 
 def test_a_text_that_has_outgrown_its_draws_is_drawn_again() -> None:
@@ -164,13 +162,6 @@ def test_the_formula_equals_counting_on_a_thousand_random_batches() -> None:
     batches = [a_batch(random) for _ in range(1000)]
     assert [future_peak(each) for each in batches] == [counted(each) for each in batches]
     assert sum(len(each) > 5 for each in batches) > 300  # it was no test of empty batches
-
-
-def test_at_first_every_text_is_expected_to_use_its_limit() -> None:
-    """As GUARANTEED_NO_EVICT reserves it."""
-    window = LengthHistory().window("standard")
-    assert window.draws(0, 300, 50, Random(1)) == [300] * 50
-    assert window.draws(7, 7000, 50, Random(1)) != [7000] * 50  # between what it has and its limit
 
 
 def test_each_answer_replaces_an_unknown_one() -> None:

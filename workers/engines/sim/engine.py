@@ -50,27 +50,6 @@ from workers.engines.sim.settings import DEFAULT_MAX_TOKENS, SimSettings, card_o
 from workers.engines.text import TokenGate, joined, shared_characters, too_long
 
 
-class PrefixCache:
-    """LRU cache of prompts. A tenant's prompt matches only that tenant's earlier prompts.
-
-    It models what real engines cache of finished requests, so that end-to-end tests see what a tenant sees.
-    """
-
-    def __init__(self, prompts: int) -> None:
-        self._size = prompts
-        self._kept: OrderedDict[tuple[str, str], None] = OrderedDict()
-
-    def use(self, tenant: str, prompt: str) -> int:
-        """Return how many characters of this prompt are cached, and cache all of it."""
-        known = [kept for owner, kept in self._kept if owner == tenant]
-        cached = max((shared_characters(kept, prompt) for kept in known), default=0)
-        self._kept[tenant, prompt] = None
-        self._kept.move_to_end((tenant, prompt))
-        while len(self._kept) > self._size:
-            self._kept.popitem(last=False)
-        return cached
-
-
 @dataclass(slots=True, eq=False)
 class SimSequence:
     """One request in the engine. `done` counts the tokens of earlier attempts too."""
@@ -90,7 +69,6 @@ class SimSequence:
     """Whether its first token was sent, and with it the size of its prompt."""
     tenant: str = ""
     prompt: str = ""
-    """Kept only if prompts are cached."""
     cached: int = 0
     """Tokens of its prompt that came from the prefix cache."""
     ready_at: float = 0.0
@@ -104,7 +82,10 @@ class SimSequence:
     """The whole answer, if it is that of a task: it has no tokens."""
     reasoned: int = 0
     """Tokens of reasoning before its answer."""
-
+    author: str = ""
+    """The letters that follow each of its tokens, with the setting `authors`."""
+    is_plain: bool = True
+    """Whether its text is as the token says: without calls, reasoning and author."""
     largest: int = 0
     """Tokens of the largest input of a task, whose inputs are computed one after another; 0: it is no task."""
 
@@ -156,17 +137,15 @@ class SimEngine:
         self._stepped_at = 0.0
         self._hung = False
         self._slowdown = 1.0
-        self._signatures: dict[str, str] = {}
-        """By request: the letters that follow each of its tokens, with the setting `authors`."""
         self._random = random.SystemRandom()
-        self._cache = PrefixCache(settings.cache_prompts) if settings.cache_prompts else None
+        self._cache: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """The last prompts, each with its tenant, whose prompts alone it matches."""
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         on_phase("loading simulated weights")
         await asyncio.sleep(self._settings.load_ms / 1000)
-        step = self._with_signatures(on_step) if self._settings.authors else on_step
         self._on_step = on_step
-        self._task = asyncio.create_task(self._run(step))
+        self._task = asyncio.create_task(self._run())
         return card_of(self._model, self._settings)
 
     async def check(self, request: Request) -> None:
@@ -180,8 +159,6 @@ class SimEngine:
             return
         sequence = self._sequence(request)
         self._by_id[request.id] = sequence
-        if self._settings.authors and not sequence.calls:
-            self._signatures[request.id] = "".join(self._random.choices(string.ascii_uppercase, k=4))
         self._waiting.append(sequence)
         self._work.set()
 
@@ -218,18 +195,6 @@ class SimEngine:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _with_signatures(self, on_step: Step) -> Step:
-        """Wrap `on_step` to append its request's signature to each token."""
-
-        def step(pieces: list[Piece]) -> None:
-            signatures = self._signatures
-            on_step([replace(p, text=p.text + signatures.get(p.id, "")) if p.text else p for p in pieces])
-            for piece in pieces:
-                if piece.last:
-                    signatures.pop(piece.id, None)
-
-        return step
-
     def _task_sequence(self, request: Request, task: Task) -> SimSequence:
         counts = [input_tokens(each) for each in request.inputs]
         if max(counts, default=0) > context_of(self._settings):
@@ -263,15 +228,17 @@ class SimEngine:
         sequence = SimSequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
         sequence.end = "length" if wanted or request.sampling.ignore_eos else "stop"
         sequence.reasoned = REASONED.get(request.reasoning, 0)
-        if self._cache is not None:
-            sequence.tenant, sequence.prompt = request.tenant, prompt
+        sequence.tenant, sequence.prompt = request.tenant, prompt
         if request.tools is not None and (calls := call_tokens(request)):
             length = sequence.reasoned + len(calls)
             sequence.calls, sequence.max_tokens = calls, min(max_tokens, length)
             sequence.end = "stop" if max_tokens >= length else sequence.end
+        elif self._settings.authors:
+            sequence.author = "".join(self._random.choices(string.ascii_uppercase, k=4))
+        sequence.is_plain = not (sequence.calls or sequence.reasoned or sequence.author)
         return sequence
 
-    async def _run(self, on_step: Step) -> None:
+    async def _run(self) -> None:
         """Step on a fixed time grid while there is work; a late step does not delay the next ones."""
         loop = asyncio.get_running_loop()
         due = loop.time()
@@ -291,7 +258,7 @@ class SimEngine:
             pieces = self._step(due)
             self._stepped_at = loop.time()
             if pieces:
-                on_step(pieces)
+                self._on_step(pieces)
 
     def _step_s(self, now: float) -> float:
         """Duration of the next step in seconds. Also advances the prefills that the step computes."""
@@ -336,9 +303,14 @@ class SimEngine:
     def _prefill_s(self, sequence: SimSequence) -> float:
         """Duration of a prefill in seconds, reduced by the cached share of the prompt."""
         whole_s = self._settings.prefill_ms / 1000
-        if self._cache is None:
+        if not self._settings.cache_prompts:
             return whole_s
-        cached = self._cache.use(sequence.tenant, sequence.prompt)
+        known = [prompt for tenant, prompt in self._cache if tenant == sequence.tenant]
+        cached = max((shared_characters(prompt, sequence.prompt) for prompt in known), default=0)
+        self._cache[sequence.tenant, sequence.prompt] = None
+        self._cache.move_to_end((sequence.tenant, sequence.prompt))
+        if len(self._cache) > self._settings.cache_prompts:
+            self._cache.popitem(last=False)
         sequence.cached = min(cached * sequence.prompt_tokens // max(1, len(sequence.prompt)), sequence.prompt_tokens)
         return whole_s * (1 - sequence.cached / sequence.prompt_tokens)
 
@@ -389,10 +361,11 @@ class SimEngine:
         sequence.done = index + 1
         number = zlib.crc32(self._numerals[index], sequence.crc)  # of the prompt and the number together
         text = (INNER if index else WORDS)[number % len(WORDS)] + self._digits[index]
-        if sequence.reasoned and index <= sequence.reasoned:
-            text = {0: REASONING, sequence.reasoned: TEXT}.get(index, "") + text
-        if sequence.calls and index >= sequence.reasoned:
-            text = sequence.calls[index - sequence.reasoned]
+        if not sequence.is_plain:
+            if sequence.reasoned and index <= sequence.reasoned:
+                text = {0: REASONING, sequence.reasoned: TEXT}.get(index, "") + text
+            is_call = sequence.calls and index >= sequence.reasoned
+            text = sequence.calls[index - sequence.reasoned] if is_call else text + sequence.author
         if sequence.begun:
             piece = Piece(sequence.id, text, (number & 0xFFFF,), 1)
         else:
@@ -404,6 +377,7 @@ class SimEngine:
         return self._finish(sequence, piece, sequence.end) if sequence.done >= sequence.max_tokens else piece
 
     def _gated(self, sequence: SimSequence, gate: TokenGate, piece: Piece) -> Piece | None:
+        """A token of a request with stop strings, as far as it may be shown."""
         piece = gate.feed(piece)
         if gate.hit:
             return self._finish(sequence, piece, "stop")

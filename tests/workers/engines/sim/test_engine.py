@@ -247,37 +247,30 @@ async def stepped(settings: SimSettings, *requests: Request) -> tuple[list[float
     return engine.steps_ms, given
 
 
-async def test_prompts_cost_steps_by_their_tokens() -> None:
-    """In portions, the oldest prompt first; whoever already writes waits for each portion."""
-    settings = SimSettings(step_ms=1, prefill_ms=0, prefill_ms_per_1k_tokens=100, prefill_batch=20, slots=4)
-    long, short = Request("a", "x" * 4 * 50, Sampling(max_tokens=2)), Request("b", "y" * 40, Sampling(max_tokens=3))
-    steps_ms, given = await stepped(settings, long, short)
-    assert steps_ms[:4] == [3, 3, 3, 1]  # 20, 20, then 10 and all 10 of the short one
-    assert given == [["a", "b"], ["a", "b"], ["b"]]
+def asked(*texts: tuple[str, int]) -> list[Request]:
+    """A request for each prompt, with so many tokens."""
+    return [Request(name, text, Sampling(max_tokens=count)) for name, (text, count) in zip("abc", texts, strict=False)]
 
 
-async def test_a_step_is_longer_for_each_text_in_it() -> None:
-    """Without the setting it is as long for many as for one."""
-    requests = [Request(name, name, Sampling(max_tokens=each)) for name, each in (("a", 1), ("b", 1), ("c", 3))]
-    for cost, expected_ms in ((2.0, [7, 3, 3]), (0.0, [1, 1, 1])):
-        steps_ms, _ = await stepped(SimSettings(step_ms=1, prefill_ms=0, step_ms_per_text=cost), *requests)
-        assert steps_ms[:3] == expected_ms
-
-
-async def test_a_fault_makes_each_step_longer() -> None:
-    """From the step behind it on, for all texts: the scheduler replaces a worker for that."""
-    steps_ms, _ = await stepped(
-        SimSettings(step_ms=1, prefill_ms=0, faults=True), Request("a", "[[slow@1]]", Sampling(max_tokens=4))
-    )
-    assert steps_ms[:4] == [1, 1, 5, 5]
-
-
-async def test_what_is_cached_of_a_prompt_is_not_computed_again() -> None:
-    """The second time the same prompt costs no prefill."""
-    settings = SimSettings(step_ms=1, prefill_ms=0, prefill_ms_per_1k_tokens=100, slots=1, cache_prompts=4)
-    requests = [Request(name, "x" * 400, Sampling(max_tokens=1)) for name in "ab"]
-    steps_ms, _ = await stepped(settings, *requests)
-    assert steps_ms[:2] == [11, 1]
+@pytest.mark.parametrize(
+    ("settings", "texts", "steps_ms"),
+    [
+        # Prompts in portions, the oldest first; whoever already writes waits for each: 20, 20, then 10 and all 10 of b.
+        ({"prefill_ms_per_1k_tokens": 100, "prefill_batch": 20}, [("x" * 200, 2), ("y" * 40, 3)], [3, 3, 3, 1]),
+        ({"step_ms_per_text": 2}, [("a", 1), ("b", 1), ("c", 3)], [7, 3, 3]),
+        ({}, [("a", 1), ("b", 1), ("c", 3)], [1, 1, 1]),
+        # A fault makes each step behind it longer, for all texts: the scheduler replaces a worker for that.
+        ({"faults": True}, [("[[slow@1]]", 4)], [1, 1, 5, 5]),
+        # What is cached of a prompt costs no prefill.
+        ({"prefill_ms_per_1k_tokens": 100, "slots": 1, "cache_prompts": 4}, [("x" * 400, 1)] * 2, [11, 1]),
+    ],
+    ids=["prompts", "texts", "fixed", "fault", "cache"],
+)
+async def test_what_a_step_costs(settings: dict[str, Any], texts: list[tuple[str, int]], steps_ms: list[float]) -> None:
+    found, given = await stepped(SimSettings(**{"step_ms": 1, "prefill_ms": 0, "slots": 4} | settings), *asked(*texts))
+    assert found[: len(steps_ms)] == steps_ms
+    if "prefill_batch" in settings:
+        assert given == [["a", "b"], ["a", "b"], ["b"]]
 
 
 @pytest.mark.parametrize("policy", ["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"])

@@ -1,19 +1,20 @@
-"""The gate of one worker: what may begin, how many jobs it lets the worker claim, and what it learns."""
+"""The gate before a worker's choices: what may begin, how many jobs it lets the worker claim, and what it learns."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, cast
 
 import pytest
 from sim_worker import a_claim
 
-from penstock.engine import Capabilities, ModelCard, Piece, Sampling, Stats
+from penstock.engine import Capabilities, ModelCard, Piece, Request, Sampling, Stats
 from streaming.fleet.settings import LaneTargets, LatencyTargets
 from streaming.jobs.job import Job, Text, Tokens
 from streaming.order import Priority
 from workers.attempt import Attempt
+from workers.choices import MAX_CLAIM, ChoiceStarter
 from workers.gate import SAMPLE_INTERVAL_S
-from workers.gatekeeper import MAX_CLAIM, Gatekeeper
 from workers.settings import WorkerSettings
 
 CARD = ModelCard(name="m", engine="sim", context=4096, max_output=4000, capabilities=Capabilities(), created=0)
@@ -29,6 +30,9 @@ class Noted:
     def stats(self) -> Stats:
         return self.load
 
+    def submit(self, request: Request) -> None:
+        """It never runs."""
+
     def waits_at_gate(self, reason: str) -> None:
         self.reasons.append(reason)
 
@@ -37,13 +41,15 @@ class Noted:
 
 
 class Bench:
-    """A gatekeeper, and texts for it."""
+    """A worker's choices, and texts for them."""
 
     def __init__(self, stats: Stats = EVICTING, targets: LatencyTargets | None = None, **settings: Any) -> None:
         self.noted = Noted(stats)
         lanes = LaneTargets(interactive=targets or LatencyTargets())
         whole = cast(Any, self.noted)
-        self.keeper = Gatekeeper(whole, CARD, WorkerSettings(**settings), lanes, whole)
+        self.starter = ChoiceStarter(
+            whole, CARD, WorkerSettings(**settings), whole, asyncio.Event(), on_stopped=lambda _: None, targets=lanes
+        )
         self._count = 0
 
     def text(self, prompt: int | Text = 100, limit: int = 100, lane: Priority = Priority.STANDARD) -> Attempt:
@@ -57,12 +63,12 @@ class Bench:
         return attempt
 
     def begin(self, attempt: Attempt) -> bool:
-        """As the worker does it."""
-        index, request = attempt.next_choice
-        if not self.keeper.admits(attempt, index, request.id):
+        """Start its only choice if the gate lets it through; else it waits."""
+        self.starter.waiting[attempt.job.id] = attempt
+        if not self.starter._passes(attempt):
             return False
-        attempt.start_next()
-        self.keeper.running[request.id] = attempt, index
+        self.starter._start(attempt)
+        del self.starter.waiting[attempt.job.id]
         return True
 
     def give(self, attempt: Attempt, tokens: int = 1, finish: str = "", prompt: int = 0) -> None:
@@ -70,17 +76,15 @@ class Bench:
         piece = Piece(f"{attempt.job.id}/{attempt.number}/0", "x", (), tokens, finish, prompt)
         attempt.take(0, piece, 1.0)
         if finish:
-            self.keeper.note_end(attempt, 0, piece)
-            del self.keeper.running[piece.id]
-            self.keeper.forget(attempt.job.id, piece.id)
+            self.starter.end(attempt, 0, piece)
 
 
 @pytest.mark.parametrize("unlimited", [Bench(Stats(slots=8)), Bench(gate=False)], ids=["no cache", "switched off"])
 def test_only_slots_limit_an_engine_whose_cache_does_not(unlimited: Bench) -> None:
     """And the gate follows no text."""
-    assert unlimited.keeper.room(0) == 9
+    assert unlimited.starter.room() == 9
     assert all(unlimited.begin(unlimited.text(900, 3000)) for _ in range(9))
-    assert (unlimited.keeper.room(0), unlimited.keeper.gate.held, unlimited.noted.reasons) == (0, {}, [])
+    assert (unlimited.starter.room(), unlimited.starter.gate.held, unlimited.noted.reasons) == (0, {}, [])
 
 
 def test_what_does_not_fit_waits_is_counted_once_and_begins_when_there_is_room() -> None:
@@ -99,24 +103,22 @@ def test_what_the_cache_can_never_hold_is_left_to_the_engine(evicts: bool, promp
     """It waits for nothing, and does not count in the size of a usual text. One token less may fit, and waits."""
     bench = Bench(Stats(slots=8, kv_tokens=1000, kv_pinned=100, evicts=evicts))
     assert bench.begin(bench.text(100, 100))
-    usual = bench.keeper._prompt.value, bench.keeper._limit.value
+    assert not bench.begin(bench.text(prompt - 1, limit))
+    usual = bench.starter._prompt.value, bench.starter._limit.value
     impossible = bench.text(prompt, limit)
-    assert bench.keeper.never_fits(impossible, 0) and bench.begin(impossible)
-    assert (bench.keeper._prompt.value, bench.keeper._limit.value) == usual
-    bench.keeper.forget(impossible.job.id, impossible.live_ids()[0])  # the engine has refused it
-    del bench.keeper.running[impossible.live_ids()[0]]
-    largest = bench.text(prompt - 1, limit)
-    assert not bench.keeper.never_fits(largest, 0) and not bench.begin(largest)
+    assert bench.starter._has_turn(impossible) and bench.begin(impossible)
+    assert (bench.starter._prompt.value, bench.starter._limit.value) == usual
+    assert not bench.starter._has_turn(bench.text(prompt - 1, limit))
 
 
 def test_as_many_jobs_are_claimed_as_fit_and_one_to_be_at_hand() -> None:
     bench = Bench()
     assert bench.begin(bench.text(200, 200))
-    assert bench.keeper.room(0) == 2  # one more of that size, and the one
+    assert bench.starter.room() == 2  # one more of that size, and the one
     assert bench.begin(bench.text(200, 200))
-    assert bench.keeper.room(0) == 1
-    assert bench.keeper.room(held_back=1) == 0
-    assert Bench(Stats(slots=99, kv_tokens=10**6, evicts=True)).keeper.room(0) == MAX_CLAIM
+    assert bench.starter.room() == 1
+    assert not bench.begin(bench.text(900, 900)) and bench.starter.room() == 0
+    assert Bench(Stats(slots=99, kv_tokens=10**6, evicts=True)).starter.room() == MAX_CLAIM
 
 
 def test_it_follows_what_texts_generate_and_how_long_their_prompts_are() -> None:
@@ -124,13 +126,13 @@ def test_it_follows_what_texts_generate_and_how_long_their_prompts_are() -> None
     bench = Bench(Stats(slots=8, kv_tokens=100_000, evicts=True))
     first = bench.text(Text(("x" * 400,)))
     assert bench.begin(first)
-    (held,) = bench.keeper.gate.held.values()
+    (held,) = bench.starter.gate.held.values()
     assert (held.prompt, held.generated) == (100, 0)
     bench.give(first, 3, prompt=300)
-    bench.keeper.room(0)
+    bench.starter.room()
     assert (held.prompt, held.generated) == (300, 3)
     assert bench.begin(bench.text(Text(("x" * 400,))))
-    assert [each.prompt for each in bench.keeper.gate.held.values()] == [300, 300]
+    assert [each.prompt for each in bench.starter.gate.held.values()] == [300, 300]
 
 
 def test_only_answers_that_ended_by_themselves_or_at_their_limit_are_learned() -> None:
@@ -140,32 +142,33 @@ def test_only_answers_that_ended_by_themselves_or_at_their_limit_are_learned() -
         assert bench.begin(attempt)
         bench.give(attempt, tokens - 1)
         bench.give(attempt, 1, finish)
-    assert len(bench.keeper.gate.history.window("batch")) == 2
-    assert bench.keeper.gate.held == {}
+    assert len(bench.starter.gate.history.window("batch")) == 2
+    assert bench.starter.gate.held == {}
 
 
 def slow_steps(bench: Bench) -> None:
     """Steps of a millisecond a text, as the worker reports them."""
     now = 0.0
     for texts in (1, 2, 3, 4) * 10:
-        bench.keeper.note_step(texts, now)
-        bench.keeper.note_step(texts, now + texts / 1000)
+        bench.starter.note_step(texts, now)
+        bench.starter.note_step(texts, now + texts / 1000)
         now += SAMPLE_INTERVAL_S + 1  # the engine pauses
 
 
 def test_lines_of_a_batch_begin_only_while_a_chat_keeps_its_targets() -> None:
     """At three milliseconds between tokens three texts may run, if the third is a line; chats begin anyway."""
-    bench = Bench(Stats(slots=8), LatencyTargets(itl_ms=3.2))
+    bench = Bench(Stats(slots=8), LatencyTargets(itl_ms=3.2), reserved_slots=0)
     chat = bench.text(lane=Priority.INTERACTIVE)
     assert bench.begin(chat)
     bench.give(chat, 1)
     slow_steps(bench)
-    assert bench.keeper.batch_room(None, 0) is None
+    assert bench.starter.batch_room() is None
     line, late = bench.text(lane=Priority.BATCH), bench.text(lane=Priority.BATCH)
     assert bench.begin(line) and bench.begin(bench.text(lane=Priority.INTERACTIVE))
     assert not bench.begin(late) and bench.noted.reasons == ["itl"]
-    assert bench.keeper.batch_room(5, 0) == 0
+    del bench.starter.waiting[late.job.id]
+    assert bench.starter.batch_room() == 0
     assert bench.begin(bench.text(lane=Priority.STANDARD))
-    for attempt, _ in list(bench.keeper.running.values()):
+    for attempt, _ in list(bench.starter.running.values()):
         bench.give(attempt, 100, "length")
     assert bench.begin(late)
