@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
+from planner.cost import GAIN, FrontierPoint, modelled, pareto
 from planner.facts.catalogue import device, model
-from planner.knee import GAIN, FrontierPoint, Knee, batches, fitted, knee, modelled, pareto
 from planner.load import PlanInput
-from planner.memory import memory_plan
-from planner.roofline import decode, prefill
+from planner.roofline import batches, decode, memory_plan, prefill
+from planner.tuning import knee
 
 BATCHES = tuple(2**power for power in range(11))
 NOISE = 0.03
@@ -39,48 +39,17 @@ def measured(random: Random, t_mem: float, t_comp: float, repeats: int, noise: f
 
 def test_a_hundred_exact_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without noise each draw of the measurements is the same."""
-    monkeypatch.setattr("planner.knee.RESAMPLED", 5)
+    monkeypatch.setattr("planner.tuning.RESAMPLED", 5)
     for seed in range(100):
         t_mem, t_comp, wanted = curve(Random(seed))
         found = knee(measured(Random(0), t_mem, t_comp, 1, 0.0), Random(0))
         assert (found.batch, found.confidence, found.is_beyond) == (wanted, 1.0, False)
 
 
-def settled(random: Random, t_mem: float, t_comp: float) -> tuple[Knee, int]:
-    """Measure three times, and again while the knee is unsure, as `penstock tune frontier` does."""
-    samples = measured(random, t_mem, t_comp, 3, NOISE)
-    while (found := knee(samples, random)).confidence < 1 and len(samples[1]) < 384:
-        for batch, more in measured(random, t_mem, t_comp, len(samples[1]), NOISE).items():
-            samples[batch] += more
-    return found, len(samples[1])
-
-
-@pytest.mark.slow
-def test_fifty_curves_with_noise_of_three_percent() -> None:
-    """Three repeats suffice for most; a knee just beside a power of two takes more, for then both are nearly right."""
-    repeats = []
-    for seed in range(50):
-        t_mem, t_comp, wanted = curve(Random(seed))
-        found, count = settled(Random(1000 + seed), t_mem, t_comp)
-        assert found.batch == wanted and found.is_fitted, seed
-        repeats.append(count)
-    assert sorted(repeats)[37] == 3
-
-
-def test_a_fit_recovers_the_curve() -> None:
-    t_mem, t_comp = fitted(measured(Random(5), 2e-2, 1e-4, 5, NOISE)) or (0, 0)
-    assert t_mem == pytest.approx(2e-2, rel=0.05) and t_comp == pytest.approx(1e-4, rel=0.05)
-
-
 def test_a_curve_that_falls_is_asked_itself() -> None:
     """An engine that thrashes beyond 8 has no hyperbola."""
     found = knee({1: [10], 2: [20], 4: [39], 8: [75], 16: [60], 32: [30]}, Random(0))
     assert (found.batch, found.is_fitted) == (8, False) and found.gain == pytest.approx(-0.2)
-
-
-def test_a_curve_that_rises_to_the_end_says_so() -> None:
-    found = knee({1: [10], 2: [20], 4: [40], 8: [80]}, Random(0))
-    assert found.batch == 8 and found.is_beyond and "still rises at 8" in found.reason
 
 
 def test_a_knee_at_a_power_of_two_is_unsure() -> None:
@@ -115,7 +84,7 @@ def test_points_that_another_beats_are_dropped() -> None:
 
 def test_the_largest_batch_that_fits_is_one_of_them() -> None:
     """Also where it is no power of two: memory ends the growth there, and not at half of it."""
-    assert list(batches(20)) == [1, 2, 4, 8, 16, 20] and list(batches(16)) == [1, 2, 4, 8, 16] and not list(batches(0))
+    assert batches(20) == [1, 2, 4, 8, 16, 20] and batches(16) == [1, 2, 4, 8, 16] and not batches(0)
 
 
 def test_the_modelled_frontier_by_hand() -> None:

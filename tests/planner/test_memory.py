@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from planner import memory as plans
+from planner import roofline as plans
 from planner.facts.catalogue import PlanError, device, model
 from planner.load import PlanInput, Precision, RequestLengths
 from planner.roofline import decode

@@ -61,9 +61,6 @@ def test_a_prefill_is_bound_by_arithmetic_and_a_lone_decode_by_memory() -> None:
     assert (roofline.prefill(given, 1, 2048).bound, roofline.decode(given, 1, 2048).bound) == ("compute", "memory")
     # A token of decode has the operations of a token of prefill, but for what attention sees.
     assert roofline.prefill(given, 1, 1).flops == pytest.approx(roofline.decode(given, 1, 1).flops)
-    assert roofline.prefill(given, 1, 2048).flops == pytest.approx(
-        2 * model("llama-3.1-8b").active_weights * 2048, rel=0.2
-    )
 
 
 def test_the_ridge_of_matrices_is_a_little_above_that_of_the_device() -> None:
@@ -78,11 +75,9 @@ def test_the_ridge_of_matrices_is_a_little_above_that_of_the_device() -> None:
 
 def test_the_advice_names_the_ridge_and_the_cache() -> None:
     small, big = (PlanInput(model(name), device("h200")) for name in ("opt-125m", "llama-3.1-70b"))
-    said = roofline.roofline_advice(
-        small, 640, roofline.decode(small, 256, 640), roofline.ridge_batch(small, 640), 1000
-    )
+    said = roofline.roofline_advice(roofline.decode(small, 256, 640), roofline.ridge_batch(small, 640), 1000)
     assert "beyond it a larger batch only adds latency" in said and "--kv-bits" in said
-    said = roofline.roofline_advice(big, 640, roofline.decode(big, 1, 640), 213, 20)
+    said = roofline.roofline_advice(roofline.decode(big, 1, 640), 213, 20)
     assert "more memory means more tokens" in said
 
 
@@ -120,20 +115,10 @@ def test_experts_saturate_later_by_their_share_of_tokens() -> None:
     assert bounds == ["memory", "compute"]
 
 
-def test_chunks_read_the_experts_again() -> None:
-    """Layered prefill reads them once, in groups of layers for 512 tokens each."""
-    assert [roofline.reload_factor(8192, chunk) for chunk in (512, 2048, 8192, 10_000)] == [16, 4, 1, 1]
-    assert [roofline.layer_groups(prompt) for prompt in (1, 512, 513, 8192)] == [1, 1, 2, 16]
-
-
 def test_closed_forms() -> None:
-    assert roofline.ring_all_reduce_s(8e6, 4, 1e9, 1e-3) == pytest.approx(2 * 3 / 4 * 8e6 / 1e9 + 6e-3)
-    assert roofline.star_all_reduce_s(8e6, 4, 1e9, 1e-3) == pytest.approx(2 * (1e-3 + 4 * 8e6 / 1e9))
+    """An all-reduce goes the faster way: around a ring if bandwidth decides, over a star if latency does."""
+    assert roofline.all_reduce_s(8e6, 4, 1e9, 1e-3) == pytest.approx(2 * 3 / 4 * 8e6 / 1e9 + 6e-3)
+    assert roofline.all_reduce_s(8e3, 4, 1e9, 1e-3) == pytest.approx(2 * (1e-3 + 4 * 8e3 / 1e9))
     assert roofline.all_to_all_s(8e6, 4, 1e9, 1e-3) == pytest.approx(3 / 4 * 8e6 / 1e9 + 1e-3)
     assert roofline.send_s(8e6, 1e9, 1e-3) == pytest.approx(9e-3)
-    assert (
-        roofline.ring_all_reduce_s(8e6, 1, 1e9, 1)
-        == roofline.star_all_reduce_s(8e6, 1, 1e9, 1)
-        == roofline.all_to_all_s(8e6, 1, 1e9, 1)
-        == 0
-    )
+    assert roofline.all_reduce_s(8e6, 1, 1e9, 1) == roofline.all_to_all_s(8e6, 1, 1e9, 1) == 0

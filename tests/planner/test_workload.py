@@ -8,9 +8,9 @@ from random import Random
 import pytest
 
 from planner.facts.catalogue import PlanError, UnknownName, model
-from planner.goodput import MAX_ROWS, mix_of, workload, workloads
 from planner.load import RequestLengths
 from planner.search import requests
+from planner.trace import MAX_ROWS, mix_of, workload, workloads
 
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from planner.facts.catalogue import PlanError, model
-from planner.facts.model_config import from_config, from_gguf
+from planner.facts.catalogue import PlanError, from_config, from_gguf, model
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,

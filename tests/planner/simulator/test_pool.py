@@ -33,13 +33,6 @@ def test_texts_take_their_tokens_in_turn() -> None:
     assert simulated(queues.SortedQueue(queues.by_arrival), [greedy(ENGINE)], texts) == [6.0, 10.0, 9.0, 12.0]
 
 
-def test_a_fuller_batch_takes_longer() -> None:
-    """Alone two seconds a token: three by 6. Together three: the first ends at 15."""
-    shape = EngineShape(1000, 4, costs=StepCosts(1.0, 1.0, 0.0, 0.0))
-    texts = [text(0.0, 6), text(6.0, 6)]
-    assert simulated(queues.SortedQueue(queues.by_arrival), [greedy(shape)], texts) == [15.0, 21.0]
-
-
 def made(seed: int, count: int = 400) -> list[ModelText]:
     random, at_s, texts = Random(seed), 0.0, list[ModelText]()
     for _ in range(count):

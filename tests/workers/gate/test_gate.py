@@ -8,8 +8,7 @@ from random import Random
 
 import pytest
 
-from bench.order.engines import NoEvictEngine
-from bench.order.gate import simulated
+from bench.order.gate import NoEvictEngine, simulated
 from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelEngine, ModelText, PastFuture
 from workers.gate import (
     MAX_RESERVE,

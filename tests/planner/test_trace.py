@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.simulator.trace import COLUMNS, Malformed, Trace, TraceRow, cut
+from planner.trace import COLUMNS, Malformed, Trace, TraceRow, cut
 
 
 def trace(folder: Path, *rows: str) -> Trace:
