@@ -17,14 +17,12 @@ from bench.chaos.checker import check
 from bench.chaos.clients import Clients
 from bench.chaos.history import Life, of_kind
 from bench.chaos.readings import CANCEL, LIST, Readings, opened
-from bench.chaos.rows.clients import was_in
+from bench.chaos.rows.clients import has_expired, was_in
+from bench.chaos.rows.engines import DONE, fault_of_stream
 from bench.chaos.rows.failover import judge_loss
-from bench.chaos.rows.memory import ACCEPTED
-from bench.chaos.rows.operations import holds_some
+from bench.chaos.rows.operations import holds_some, judge_cut, judge_jump
 from bench.chaos.rows.overload import CAPACITY, Controls, judge_overload
-from bench.chaos.rows.partition import judge_cut, judge_jump
-from bench.chaos.rows.real import DONE, fault_of_stream
-from bench.chaos.rows.requests import has_expired
+from bench.chaos.rows.store import ACCEPTED
 from bench.chaos.stage import FaultTestbed
 
 __all__ = ["stage"]

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from bench.mutants import lua
-from bench.mutants.__main__ import folders_of
-from bench.mutants.lua import Mutant
+from bench.mutants import __main__ as mutants
+from bench.mutants.__main__ import Mutant, folders_of
 
 SOURCE = Path(__file__).parents[2]
 
@@ -27,16 +26,16 @@ SOURCE = Path(__file__).parents[2]
     ],
 )
 def test_a_line_of_a_script_is_changed_in_one_place(line: str, expected: list[str]) -> None:
-    assert [new for _, new in lua.changes(line + "\n")] == expected
+    assert [new for _, new in mutants.changes(line + "\n")] == expected
 
 
 @pytest.mark.slow
 def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_url: str) -> None:
     with Redis.from_url(redis_url) as server:
-        drawn = lua.draw(server, SOURCE, 1, 2)
-        assert drawn == lua.draw(server, SOURCE, 1, 2) != lua.draw(server, SOURCE, 2, 2)
+        drawn = mutants.draw(server, SOURCE, 1, 2)
+        assert drawn == mutants.draw(server, SOURCE, 1, 2) != mutants.draw(server, SOURCE, 2, 2)
         broken = Mutant("streaming/lua/accept.lua", "#!lua name=put\nif then")
-        assert not lua.compiles(server, SOURCE, broken)
+        assert not mutants.compiles(server, SOURCE, broken)
 
 
 def test_the_tests_of_a_file_are_those_of_its_folder_then_of_its_room_and_then_of_all_others() -> None:
