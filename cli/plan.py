@@ -15,13 +15,22 @@ import click
 from cli.app import Group
 from cli.options import Command, Where, json_option, moment
 from cli.output import Exit, Problem, ProgressLine, emit, fitted, note, print_json, print_table
-from planner.commands.answers import PlanAnswer
-from planner.commands.inputs import PlanCommand
+from planner.answers import PlanAnswer
 from planner.facts.catalogue import PlanError
+from planner.options import PlanCommand
 from planner.search import SearchWatch
 
-ESTIMATES, SEARCHES = "planner.commands.estimates", "planner.commands.searches"
-SIMULATIONS = "planner.commands.simulations"
+MODULES = {
+    **dict.fromkeys(("memory", "roofline"), "planner.roofline"),
+    "cost": "planner.cost",
+    **dict.fromkeys(("search", "grid"), "planner.search"),
+    "goodput": "planner.goodput",
+    "place": "planner.placement",
+    "what-if": "planner.cost",
+    "simulate": "planner.simulation",
+    "fit": "planner.fit",
+}
+"""Where each plan is, by its command's name."""
 
 
 class PlanGroup(Group):
@@ -37,18 +46,12 @@ class PlanGroup(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.modules:
             return None
-        return _command(getattr(importlib.import_module(self.modules[cmd_name]), cmd_name.replace("-", "_")))
+        return _command(
+            getattr(importlib.import_module(self.modules[cmd_name]), f"{cmd_name.replace('-', '_')}_command")
+        )
 
 
-@click.group(
-    cls=PlanGroup,
-    modules={
-        **dict.fromkeys(("memory", "roofline", "cost"), ESTIMATES),
-        **dict.fromkeys(("search", "grid", "goodput", "place"), SEARCHES),
-        "what-if": ESTIMATES,
-        **dict.fromkeys(("simulate", "fit"), SIMULATIONS),
-    },
-)
+@click.group(cls=PlanGroup, modules=MODULES)
 def plan() -> None:
     """Plan before you buy: which GPU, how many, what batch, at which price.
 

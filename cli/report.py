@@ -42,8 +42,7 @@ from penstock.text import duration, percent, shared, three
 from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.records.reader import GROUP_OF
 from telemetry.records.schema import RecordSettings
-from telemetry.report.energy import EnergyFigures
-from telemetry.report.figures import GroupFigures, WindowUsage
+from telemetry.report.figures import EnergyFigures, GroupFigures, WindowUsage
 from telemetry.report.report import RequestReport, Scope, report_of
 
 BAR = 30

@@ -30,13 +30,13 @@ from cli.options import Period, Where, where_options
 from cli.output import Exit, Problem, ProgressLine, note
 from penstock.text import counted, percent
 from planner import tuning
-from planner.commands import searches
-from planner.commands.answers import PlanAnswer, PlanTable, seconds, three
-from planner.commands.inputs import LENGTHS, SLO, WORKLOAD, device_named, model_named, plan_command
+from planner.answers import PlanAnswer, PlanTable, seconds, three
 from planner.facts.catalogue import PlanError
-from planner.goodput import Workload, highest_rate
+from planner.goodput import highest_rate
 from planner.load import LatencySlo, RequestLengths
+from planner.options import LENGTHS, SLO, WORKLOAD, device_named, model_named, plan_command
 from planner.search import Attainment
+from planner.trace import Workload
 from telemetry.gpu import GpuReadings
 
 SEED = 1
@@ -196,7 +196,7 @@ class SearchEnded(Exception):
 @click.option("--model", help="Model to ask for [the first that the server names].")
 @click.option("--requests", type=int, default=100, show_default=True, help="Requests of a rate.")
 @click.option("--budget", type=Period(needs_unit=True), default="15m", show_default=True, help="Time for all of it.")
-def goodput(
+def goodput_command(
     where: Where, model: str | None, requests: int, lengths: RequestLengths, slo: LatencySlo, budget: int
 ) -> PlanAnswer:
     """Find the highest rate at which enough requests keep both latency objectives.
@@ -237,7 +237,7 @@ def goodput(
         reading = asyncio.run(source.at_rate(rate, requests, told))
         if reading.failed:
             asyncio.run(source.probe(1))  # a server that has died keeps no rate, and that says nothing of rates
-        tried[rate] = searches.kept(reading, slo)
+        tried[rate] = reading.kept(slo)
         progress.say(f"  {three(rate)} requests/s: {100 * tried[rate].both:.0f} % keep both")
         return tried[rate].both >= slo.share
 
@@ -260,7 +260,7 @@ def goodput(
     rows = [(three(rate), *map(percent, (each.both, each.ttft, each.tpot))) for rate, each in sorted(tried.items())]
     header = ("requests/s", "keep both", "first token", "further tokens")
     tables = [PlanTable(header, rows)] if rows else []
-    return PlanAnswer(value, tables, searches.goodput_words(found, tried, slo, ended), exit_code=exit_code)
+    return PlanAnswer(value, tables, tuning.goodput_words(found, tried, slo, ended), exit_code=exit_code)
 
 
 PROBE_CLIENTS = 4
@@ -293,7 +293,7 @@ class MeasuredSweep:
 @click.option("--card", metavar="NAME", help="Its shape, as `penstock plan` knows it; with --gpu: replicas, too.")
 @click.option("--config", type=click.Path(path_type=Path), help="Its own config.json or GGUF instead of --card.")
 @click.option("--gpu", metavar="NAME", help="The GPU that it runs on.")
-def frontier(
+def frontier_command(
     where: Where,
     model: str | None,
     requests: int,
@@ -330,20 +330,19 @@ def frontier(
             f"{repeats} passes, at most {budget} s" + (f" ({plan.note})" if plan.note else "")
         )
         sweep = measured(source, plan, repeats, began + budget, progress)
-    whole = tuning.frontier_of(sweep.readings, Random(1))  # noqa: S311 - a bootstrap
-    found = replace(whole, left_out=sweep.left_out, cause=sweep.cause)
+    found = tuning.frontier_of(sweep.readings, Random(1), sweep.left_out, sweep.cause)  # noqa: S311 - a bootstrap
     wanted = tuning.recommend(found, lengths, known, device, context or 0)
-    value = searches.frontier_json(found, wanted, sweep.readings) | {
+    value = tuning.frontier_json(found, wanted, sweep.readings) | {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "workload": workload.name or None, "energy_source": meter.source or None,
         "seconds": time.monotonic() - began,
     }  # fmt: skip
-    notes = [*searches.frontier_notes(found, wanted), *searches.power_note(sweep.readings, device, len(meter.read()))]
+    notes = [*tuning.frontier_notes(found, wanted), *tuning.power_note(sweep.readings, device, len(meter.read()))]
     if context is not None and not wanted.withheld:
-        notes += searches.settings_lines(server.model, wanted)
+        notes += tuning.settings_lines(server.model, wanted)
     exit_code = Exit.INTERRUPTED if sweep.interrupted else Exit.DONE
-    advice, plot = tuning.tuning_advice(found, wanted), searches.frontier_plot(found)
-    return PlanAnswer(value, [searches.frontier_table(found)], advice, plot, notes, exit_code)
+    advice, plot = tuning.tuning_advice(found, wanted), tuning.frontier_plot(found)
+    return PlanAnswer(value, [tuning.frontier_table(found)], advice, plot, notes, exit_code)
 
 
 def planned(

@@ -1,38 +1,75 @@
-"""Token cost and comparisons: cost at the knee by device, layout by concurrency, what-if changes, a trace's timeline.
+"""Price of tokens on each device, and what a change of the load would do (the commands cost and what-if).
 
-SLM-Pareto compares small and large devices by price / (3600 * tokens a second at the knee).
+The knee is the batch from which doubling it gains less than a tenth. SLM-Pareto compares small and large devices by
+price / (3600 * tokens a second at the knee).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice, pairwise
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from string import ascii_lowercase
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from planner.facts.catalogue import Accelerator, PlanError
-from planner.facts.model import ModelShape
-from planner.knee import GAIN, FrontierPoint, modelled
-from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
-from planner.search import (
-    ParallelPlan,
-    ReplicaModel,
-    ServedLoad,
-    attainment,
-    fits,
-    is_valid,
-    quantile,
-    requests,
-    serve,
-    tpots_s,
-    unfitting,
-)
-from planner.simulator.engine import ModelText
-from planner.simulator.trace import TraceRow, cut
+import click
 
+from planner.answers import PlanAnswer, PlanTable, inputs_of, known, plot, seconds, three
+from planner.facts.catalogue import Accelerator, ModelShape, PlanError
+from planner.load import MAX_GPUS, PlanInput, Precision, RequestLengths
+from planner.options import BITS, EFFICIENCY, GPU, LEAST, LENGTHS, MODEL, MOST, TP, device_named, plan_command
+from planner.roofline import attention_offloaded, batches, decode, memory_plan, prefill, streamed_step_s
+
+GAIN = 0.10
+"""Least gain of doubling the batch that is worth it."""
 Limit: TypeAlias = Literal["knee", "memory"]
 """What ends a batch's growth: twice it gains less than a tenth, or it does not fit."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """One batch size; a measured one has the number of concurrent requests, which stands for it."""
+
+    batch: int
+    tokens_s: float
+    """Of the answers, of all requests together."""
+    requests_s: float
+    latency_s: float
+    """Mean, of a whole request."""
+    joules_token: float | None = None
+    """None: power is unknown."""
+
+
+def pareto(points: Iterable[T], cost: Callable[[T], float], latency: Callable[[T], float]) -> list[T]:
+    """By rising latency, those that no other beats: none costs as little at less latency."""
+    kept: list[T] = []
+    for point in sorted(points, key=lambda each: (latency(each), cost(each))):
+        if not kept or cost(point) < cost(kept[-1]):
+            kept.append(point)
+    return kept
+
+
+def modelled(given: PlanInput) -> list[FrontierPoint]:
+    """The frontier that the roofline predicts, on `tp` devices, up to the batch that memory holds.
+
+    A batch of B steady requests has a decode step for every B tokens, and a prefill of one prompt for every answer.
+
+    Raises PlanError if not one request fits.
+    """
+    return [_point(given, batch) for batch in batches(memory_plan(given).max_batch)]
+
+
+def _point(given: PlanInput, batch: int) -> FrontierPoint:
+    lengths = given.lengths
+    step, first = decode(given, batch, lengths.mean), prefill(given, 1, lengths.prompt)
+    # While a request runs, each of the others of its batch begins once: their prefills hold it up.
+    latency = (batch * first.seconds + lengths.answer * step.seconds) / given.efficiency
+    requests = batch / latency
+    power = given.tp * given.device.watts
+    joules = power / (requests * lengths.answer) if power else None
+    return FrontierPoint(batch, requests * lengths.answer, requests, latency, joules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +77,16 @@ class DeviceCost:
     """One device (or `tp` of them) at its knee."""
 
     device: Accelerator
+    points: Sequence[FrontierPoint]
+    """Batches that fit, doubling, and the largest."""
     point: FrontierPoint
     limit: Limit
     price_per_hour: float | None
     """Of all `tp` devices."""
-    points: tuple[FrontierPoint, ...] = ()
-    """Batches that fit, doubling, and the largest."""
 
-    @property
-    def per_million(self) -> float | None:
+    def per_million(self, point: FrontierPoint) -> float | None:
         """The price of a million tokens of answers."""
-        return None if self.price_per_hour is None else per_million(self.price_per_hour, self.point.tokens_s)
+        return None if self.price_per_hour is None else per_million(self.price_per_hour, point.tokens_s)
 
 
 def per_million(price_per_hour: float, tokens_per_s: float) -> float:
@@ -70,32 +106,13 @@ def knee_of(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, Limit]:
 def cost_of(given: PlanInput, price: float | None) -> DeviceCost:
     """The cost on one kind of device, `price` per hour and device. Raises PlanError if the model does not fit."""
     points = modelled(given)
-    return DeviceCost(given.device, *knee_of(points), None if price is None else price * given.tp, tuple(points))
-
-
-@dataclass(frozen=True, slots=True)
-class CostPoint:
-    """One batch on one device: how long a request takes, and what a million tokens cost."""
-
-    gpu: str
-    batch: int
-    latency_s: float
-    price_per_million_tokens: float
-
-
-def cost_points(found: Sequence[DeviceCost]) -> list[CostPoint]:
-    """Every batch on every device whose price is known."""
-    return [
-        CostPoint(each.device.name, point.batch, point.latency_s, per_million(each.price_per_hour, point.tokens_s))
-        for each in found
-        if each.price_per_hour is not None
-        for point in each.points
-    ]
+    return DeviceCost(given.device, points, *knee_of(points), None if price is None else price * given.tp)
 
 
 def cost_advice(found: Sequence[DeviceCost], currency: str = "") -> str:
     """Which device to take, and why. `currency`: of the prices, if it is known."""
-    priced = sorted((each.per_million, each.device.name, each.point.batch) for each in found if each.per_million)
+    prices = [(each.per_million(each.point), each.device.name, each.point.batch) for each in found]
+    priced = sorted((price, name, batch) for price, name, batch in prices if price is not None)
     if len(priced) == len(found):
         (least, name, batch), *others = priced
         said = (
@@ -115,75 +132,14 @@ def cost_advice(found: Sequence[DeviceCost], currency: str = "") -> str:
     return f"Beside the price of an hour of {slow.device.name}, {ratios}: so many times more tokens it yields."
 
 
-CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-ROUNDS = 4
-"""Requests for each that runs at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class GridRow:
-    """One layout: tokens a second by concurrency."""
-
-    plan: ParallelPlan
-    tokens_s: dict[int, float]
-
-
-def layouts(gpus: int, experts: int) -> list[ParallelPlan]:
-    """Those of ScaleLLM (for its 8 GPUs TP8 x 1, TP4 x 2 and TP2 x 4); with experts also EP4-TP2 and EP2-TP4 of one
-    replica."""
-    dense = [ParallelPlan(dp=gpus // tp, tp=tp) for tp in (gpus, gpus // 2, gpus // 4) if tp > 0 and gpus % tp == 0]
-    mixed = [ParallelPlan(tp=gpus, ep=ep) for ep in (gpus // 2, gpus // 4) if ep > 1 and experts > 1]
-    return list(dict.fromkeys([*dense, *mixed]))
-
-
-def grid(given: PlanInput, concurrencies: Sequence[int] = CONCURRENCIES) -> list[GridRow]:
-    """All layouts that fit. Raises PlanError if none does.
-
-    Few GPUs in a replica read all weights in each replica; many GPUs read them once, and talk more. Which is better
-    depends on how many requests run at once.
-    """
-    found = [
-        GridRow(plan, {each: closed_loop(given, plan, each) for each in concurrencies})
-        for plan in layouts(given.gpus, given.model.experts)
-        if is_valid(plan, given.model) and fits(given, plan)
-    ]
-    if not found:
-        raise unfitting(given)
-    return found
-
-
-def closed_loop(given: PlanInput, plan: ParallelPlan, clients: int) -> float:
-    """Tokens a second with so many clients, which ask again as soon as they are answered.
-
-    Each replica has its share of the clients, at most its largest batch; the others wait.
-    """
-    each = min(given.max_batch, math.ceil(clients / plan.dp))
-    one = ReplicaModel(replace(given, max_batch=each), replace(plan, dp=1))
-    return min(plan.dp, clients) * serve(one, requests(given.lengths, ROUNDS * each, math.inf)).tokens_s
-
-
-def best_by_concurrency(rows: Sequence[GridRow]) -> dict[int, ParallelPlan]:
-    """The layout with the most tokens a second at each concurrency."""
-    return {each: max(rows, key=lambda row: row.tokens_s[each]).plan for each in rows[0].tokens_s}
-
-
-def grid_advice(rows: Sequence[GridRow]) -> str:
-    """Which layout is best where."""
-    top = list(best_by_concurrency(rows).items())
-    first, plan = top[0]
-    said = [f"{plan.name} yields most from {first} concurrent request on"]
-    said += [f"{plan.name} from {at} on" for (_, before), (at, plan) in pairwise(top) if plan != before]
-    return ", ".join(said) + "."
-
-
 @dataclass(frozen=True, slots=True)
 class WhatIfCase:
     """One change and what it does. `point` is None where the model does not fit, and `why` says so."""
 
     name: str
     given: PlanInput
-    point: FrontierPoint | None
-    limit: Limit | None
+    point: FrontierPoint | None = None
+    limit: Limit | None = None
     why: str = ""
 
     @property
@@ -216,18 +172,16 @@ def changes(given: PlanInput, others: Sequence[Accelerator]) -> Iterator[tuple[s
 
 def what_if(given: PlanInput, others: Sequence[Accelerator]) -> list[WhatIfCase]:
     """All cases, the first as it is. Raises PlanError if that one does not fit, or if the rate is not above 0."""
-    asked = list(changes(given, others))  # refuses the rate before anything else is computed
+    asked, cases = list(changes(given, others)), list[WhatIfCase]()  # refuses the rate before it computes anything
     given.lengths.check(given.model)
-    return [_case(name, changed, must=number == 0) for number, (name, changed) in enumerate(asked)]
-
-
-def _case(name: str, given: PlanInput, *, must: bool) -> WhatIfCase:
-    try:
-        return WhatIfCase(name, given, *knee_of(modelled(given)))
-    except PlanError as error:
-        if must:
-            raise
-        return WhatIfCase(name, given, None, None, str(error))
+    for name, changed in asked:
+        try:
+            cases.append(WhatIfCase(name, changed, *knee_of(modelled(changed))))
+        except PlanError as error:
+            if not cases:
+                raise
+            cases.append(WhatIfCase(name, changed, why=str(error)))
+    return cases
 
 
 def what_if_advice(cases: Sequence[WhatIfCase]) -> str:
@@ -243,74 +197,191 @@ def what_if_advice(cases: Sequence[WhatIfCase]) -> str:
     return said + "."
 
 
-def bits_apart(bits: Precision) -> str:
-    """The bits as a table shows them: weights/activations/cache."""
-    return f"{bits.w:g}/{bits.a:g}/{bits.kv:g}"
+# --- commands --------------------------------------------------------------------------------------------------------
+
+CURRENCY = "USD"
+"""Of the prices that are assumed, and so of those that are given beside them."""
 
 
-BUCKETS = 24
-"""Rows of a timeline, at most."""
-MAX_REQUESTS = 200_000
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineRow:
-    """The requests that arrived in one span of time."""
-
-    begin_s: float
-    requests: int
-    tokens: int
-    kept: float
-    """Share that kept both objectives."""
-    ttft_p90_s: float
-    tpot_p90_s: float
-
-
-def texts_of(rows: Iterable[TraceRow], model: ModelShape) -> list[ModelText]:
-    """The requests of a trace, cut to the model's context, the prompt first. Raises PlanError if there are none, or too
-    many."""
-    first_ones = islice(cut(rows, longest=model.context), MAX_REQUESTS + 1)
-    texts = [ModelText(row.prompt, row.answer, row.answer, row.at, row.lane) for row in first_ones]
-    if len(texts) > MAX_REQUESTS:
-        raise PlanError(f"more than {MAX_REQUESTS:,} requests: cut the trace")
-    if not texts:
-        raise PlanError("the trace has no request with an answer")
-    return texts
-
-
-def simulated(replica: ReplicaModel, texts: Sequence[ModelText]) -> ServedLoad:
-    """Serve the trace. Raises PlanError if the weights, or one of its requests, do not fit."""
-    longest = max(text.prompt + text.output for text in texts)
-    if longest + 1 > 0.95 * replica.kv_tokens:
-        raise PlanError(
-            f"the longest request has {longest} tokens, and the cache of a replica holds {replica.kv_tokens}; "
-            "more GPUs in a replica (--tp) or fewer bits would do"
-        )
-    return serve(replica, texts)
-
-
-def timeline(texts: Sequence[ModelText], slo: LatencySlo, buckets: int = BUCKETS) -> list[TimelineRow]:
-    """The requests by their arrival, in equal spans from the first to the last."""
-    begin, end = min(text.arrived_s for text in texts), max(text.arrived_s for text in texts)
-    width = max((end - begin) / buckets, 1e-9)
-    spans: dict[int, list[ModelText]] = {}
+def prices_of(texts: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+    """Prices by device of texts such as h200=3.80. Raises PlanError."""
+    found: dict[str, float] = {}
     for text in texts:
-        spans.setdefault(min(buckets - 1, int((text.arrived_s - begin) / width)), []).append(text)
-    return [_row(begin + number * width, each, slo) for number, each in sorted(spans.items())]
+        name, _, number = text.partition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            found[name] = -1.0
+        if name not in names or not LEAST <= found[name] <= MOST:
+            raise PlanError(
+                f"--price {text}: write NAME=PRICE for a --gpu that is given ({', '.join(names)}), as {names[0]}=2.50"
+            )
+    return found
 
 
-def _row(begin_s: float, texts: Sequence[ModelText], slo: LatencySlo) -> TimelineRow:
-    ttft, tpot = sorted(text.ttft_s for text in texts), tpots_s(texts)
-    kept = attainment(texts, slo).both
-    tokens = sum(text.generated for text in texts)
-    return TimelineRow(begin_s, len(texts), tokens, kept, quantile(ttft, 0.9), quantile(tpot, 0.9) if tpot else 0.0)
+@plan_command("cost", MODEL, LENGTHS, BITS, TP, EFFICIENCY)
+@click.option("--gpu", "gpus", metavar="NAME", multiple=True, required=True, help="GPU; give it again for others.")
+@click.option("--price", "prices", metavar="NAME=PRICE", multiple=True, help="Of an hour of one such GPU.")
+def cost_command(
+    model: ModelShape,
+    gpus: tuple[str, ...],
+    prices: tuple[str, ...],
+    lengths: RequestLengths,
+    precision: Precision,
+    tp: int,
+    efficiency: float,
+) -> PlanAnswer:
+    """Compare what a million tokens cost on several GPUs, each at the knee of its throughput.
+
+    A GPU whose price is not given has an assumed one; without any, it says how many times the price of one GPU another
+    may cost.
+
+    \b
+    Examples:
+      penstock plan cost --model llama-3.1-8b --gpu l4 --gpu h200
+      penstock plan cost --model opt-13b --gpu h200 --price h200=3.80
+    """
+    prices_known, devices = prices_of(prices, gpus), [device_named(name) for name in gpus]
+    plans = [PlanInput(model, device, lengths, precision, tp, efficiency=efficiency) for device in devices]
+    asked = list(zip(gpus, plans, strict=True))
+    found = [cost_of(each, prices_known.get(name, each.device.price_per_hour)) for name, each in asked]
+    assumed = [each.device for name, each in asked if name not in prices_known]
+    assumed_now = {each.name: each.price_per_hour for each in assumed if each.price_per_hour is not None}
+    currency = CURRENCY if assumed_now else ""
+    points: list[dict[str, Any]] = [
+        {"gpu": each.device.name, "batch": point.batch, "latency_s": point.latency_s, PER_MILLION: price}
+        for each in found
+        for point in each.points
+        if (price := each.per_million(point)) is not None
+    ]
+    kept = pareto(points, lambda each: each[PER_MILLION], lambda each: each["latency_s"])
+    value = {key: each for key, each in inputs_of(plans[0]).items() if not key.startswith("gpu")} | {
+        "tp": tp,
+        "efficiency": efficiency,
+        "gpus": [_cost_json(each) for each in found],
+        "pareto": kept,
+        "assumed_prices": assumed_now,
+        "currency": currency or None,
+    }
+    money = currency or "price"
+    columns = COST_COLUMNS | {
+        f"{money}/h": lambda each: known(three, each.price_per_hour),
+        f"{money}/1M tokens": lambda each: known(three, each.per_million(each.point)),
+    }
+    advice, drawn = cost_advice(found, currency), pareto_plot(points, kept)
+    return PlanAnswer(value, [PlanTable.of(found, columns)], advice, drawn, assumed_prices(assumed))
 
 
-def timeline_advice(rows: Sequence[TimelineRow], kept: float, slo: LatencySlo) -> str:
-    """Whether the plan serves the trace, and when it does worst."""
-    worst = min(rows, key=lambda row: row.kept)
-    said = f"{100 * kept:.1f} % of the requests keep {slo.words}"
-    if kept >= slo.share and worst.kept >= slo.share:
-        return f"{said}, at no time fewer than {100 * worst.kept:.0f} %: the plan serves this trace."
-    said += f"; fewest, {100 * worst.kept:.0f} %, of those that come from second {worst.begin_s:,.0f} on"
-    return said + (": more replicas (--dp) would serve them." if kept < slo.share else ".")
+PER_MILLION = "price_per_million_tokens"
+COST_COLUMNS: dict[str, Callable[[DeviceCost], str]] = {
+    "gpu": lambda each: each.device.name,
+    "batch": lambda each: f"{each.point.batch}",
+    "ends at": lambda each: each.limit,
+    "tokens/s": lambda each: three(each.point.tokens_s),
+    "request": lambda each: seconds(each.point.latency_s),
+    "J/token": lambda each: known(three, each.point.joules_token),
+}
+
+
+def _cost_json(each: DeviceCost) -> dict[str, Any]:
+    return {
+        "gpu": each.device.name, "gpu_source": each.device.source, "price_per_hour": each.price_per_hour,
+        "batch_at_knee": each.point.batch, "tokens_s": each.point.tokens_s, "latency_s": each.point.latency_s,
+        PER_MILLION: each.per_million(each.point), "joules_per_token": each.point.joules_token, "limit": each.limit,
+    }  # fmt: skip
+
+
+def assumed_prices(devices: Iterable[Accelerator]) -> list[str]:
+    """Say which prices of an hour nobody gave."""
+    named = [f"{each.name} {each.price_per_hour:.2f}" for each in devices if each.price_per_hour is not None]
+    said = f"Assumed prices, US dollars of an hour on demand in 2025: {', '.join(named)}. Give your own with --price."
+    return [said] if named else []
+
+
+def pareto_plot(points: Sequence[dict[str, Any]], kept: Sequence[dict[str, Any]]) -> str:
+    """Price over latency of all batches: a letter for each GPU, capital where no other batch beats it in both. Without
+    prices: ""."""
+    if not points:
+        return ""
+    letters = dict(zip(dict.fromkeys(each["gpu"] for each in points), ascii_lowercase, strict=False))
+    points = sorted(points, key=kept.__contains__)  # those that are kept are drawn last, over the others
+    signs = "".join(letters[each["gpu"]].upper() if each in kept else letters[each["gpu"]] for each in points)
+    places = [(each["latency_s"], each[PER_MILLION]) for each in points]
+    drawn = plot(places, "latency of a request, s", "price of a million tokens", signs=signs)
+    names = ", ".join(f"{letter}: {name}" for name, letter in letters.items())
+    return f"{drawn}\n{names}; each letter is a batch, doubling; capital: no other is as cheap at less latency"
+
+
+@plan_command("what-if", MODEL, GPU, LENGTHS, BITS, TP, EFFICIENCY)
+@click.option("--rate", type=float, default=1.0, show_default=True, help="Requests a second.")
+@click.option("--other-gpu", "others", metavar="NAME", multiple=True, help="Another GPU to ask of; may be repeated.")
+@click.option("--attention-gpu", metavar="NAME[:COUNT]", help="Compute attention on such GPUs (Lamina).")
+@click.option("--link-gb-s", type=float, default=25.0, show_default=True, help="To them, in GB/s.")
+@click.option("--disk-gb-s", type=float, help="Stream the weights from a disk of so many GB/s (TPI-LLM).")
+def what_if_command(
+    given: PlanInput,
+    rate: float,
+    others: tuple[str, ...],
+    attention_gpu: str | None,
+    link_gb_s: float,
+    disk_gb_s: float | None,
+) -> PlanAnswer:
+    """Say how many GPUs a load needs, also with twice the load, longer answers, other GPUs or fewer bits.
+
+    \b
+    Examples:
+      penstock plan what-if --model llama-3.1-8b --gpu l4 --rate 4
+      penstock plan what-if --model opt-13b --gpu h200 --other-gpu b200
+    """
+    for name, gb_s in (("--link-gb-s", link_gb_s), ("--disk-gb-s", disk_gb_s)):
+        if gb_s is not None and gb_s <= 0:
+            raise PlanError(f"{name} {gb_s:g}: a bandwidth is above 0, such as {name} 32")
+    given = replace(given, rate=rate)
+    cases = what_if(given, [device_named(name) for name in others])
+    offloaded = list(_offloaded(given, attention_gpu, link_gb_s, disk_gb_s))
+    value = inputs_of(given, "rate", "tp", "efficiency") | {
+        "cases": [_case_json(each) for each in cases],
+        "offloaded": [{"case": name, "tokens_s_bound": tokens, "step_s": step} for name, tokens, step in offloaded],
+    }
+    rows = [(name, three(tokens), seconds(step)) for name, tokens, step in offloaded]
+    header, title = ("offloaded", "tokens/s", "step"), "Upper bounds; no engine that Penstock runs does it"
+    tables = [PlanTable.of(cases, CASE_COLUMNS), *[PlanTable(header, rows, title)] * bool(rows)]
+    return PlanAnswer(value, tables, what_if_advice(cases), notes=[each.why for each in cases if each.why])
+
+
+def _offloaded(
+    given: PlanInput, attention_gpu: str | None, link_gb_s: float, disk_gb_s: float | None
+) -> Iterator[tuple[str, float, float]]:
+    """Name, tokens a second and step of what is offloaded."""
+    if attention_gpu is not None:
+        name, _, count = attention_gpu.partition(":")
+        if count and not (count.isdecimal() and 1 <= int(count) <= MAX_GPUS):
+            raise PlanError(f"--attention-gpu {attention_gpu}: write NAME or NAME:COUNT, 1 to {MAX_GPUS:,}, as l4:4")
+        devices = int(count or 1)
+        step = attention_offloaded(given, device_named(name), devices, 1e9 * link_gb_s)
+        yield f"attention on {devices} x {name}, batch {step.batch}", step.tokens_s, step.seconds
+    if disk_gb_s is not None:
+        step_s = streamed_step_s(given, 1, given.lengths.mean, 1e9 * disk_gb_s)
+        yield "weights from the disk, batch 1", 1 / step_s, step_s
+
+
+def _case_json(each: WhatIfCase) -> dict[str, Any]:
+    found: dict[str, Any] = {"case": each.name, "gpu": each.given.device.name, "gpus": each.gpus, "why": each.why}
+    if each.point is not None:
+        found |= {
+            "batch": each.point.batch, "limit": each.limit,
+            "tokens_s_per_gpu": each.point.tokens_s / each.given.tp,
+            "request_s": each.point.latency_s, "joules_per_token": each.point.joules_token,
+        }  # fmt: skip
+    return found
+
+
+CASE_COLUMNS: Mapping[str, Callable[[WhatIfCase], str]] = {
+    "case": lambda each: each.name,
+    "bits w/a/kv": lambda each: "/".join(f"{bits:g}" for bits in asdict(each.given.precision).values()),
+    "gpus": lambda each: f"{each.gpus}" if each.point else "does not fit",
+    "batch": lambda each: f"{each.point.batch}" if each.point else "-",
+    "ends at": lambda each: each.limit or "-",
+    "tok/s each": lambda each: three(each.point.tokens_s) if each.point else "-",
+    "request": lambda each: seconds(each.point.latency_s) if each.point else "-",
+}

@@ -1,4 +1,4 @@
-"""Fitting: coefficients of step times from measured times, and how well the simulator with them predicts these.
+"""Fitting: step times from the records of a Penstock, and how well the simulator with them predicts these (`fit`).
 
 The fit is by least squares of relative errors, with no coefficient below zero.
 
@@ -12,18 +12,25 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from itertools import accumulate, islice, pairwise, takewhile
 from operator import mul
+from pathlib import Path
 from random import Random
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import click
+
+from planner.answers import PlanAnswer, PlanTable, seconds, three
 from planner.facts.catalogue import PlanError
+from planner.options import plan_command
 from planner.search import quantile, tpots_s
 from planner.simulator.engine import EngineShape, ModelEngine, ModelText
 from planner.simulator.queues import PenstockQueue, PenstockWorker, PoolSimulation
+from planner.trace import records_in
+from telemetry.records.reader import Evidence, ReportedRequest
 
 REGIME = 95
 """Batch at which DistServe's decode times change their slope."""
@@ -33,9 +40,11 @@ LEAST_ERROR = 0.01
 """Smaller relative errors count as this one."""
 
 
-def least_squares(
-    rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float] | None = None
-) -> list[float]:
+Rows: TypeAlias = Sequence[Sequence[float]]
+Values: TypeAlias = Sequence[float]
+
+
+def least_squares(rows: Rows, values: Values, weights: Values | None = None) -> list[float]:
     """The coefficients x for which rows * x is nearest to the values. Errors count relative to the value, as the noise
     of a time is a share of it, times the row's weight. Raises ValueError if the rows do not tell all coefficients."""
     if not rows:
@@ -53,26 +62,20 @@ def least_squares(
 def _solved(matrix: list[list[float]]) -> list[float]:
     """Gauss' elimination of a square matrix with a last column of values. Its columns are scaled to one size first."""
     size = len(matrix)
-    scales = [matrix[i][i] ** 0.5 or 1.0 for i in range(size)]
-    rows = [[matrix[i][j] / scales[i] / (scales[j] if j < size else 1.0) for j in range(size + 1)] for i in range(size)]
+    scales = [*(matrix[i][i] ** 0.5 or 1.0 for i in range(size)), 1.0]
+    rows = [[matrix[i][j] / scales[i] / scales[j] for j in range(size + 1)] for i in range(size)]
     for i in range(size):
         pivot = max(range(i, size), key=lambda row: abs(rows[row][i]))
         if abs(rows[pivot][i]) < 1e-10:
             raise ValueError("the measurements do not differ enough to tell all coefficients")
         rows[i], rows[pivot] = rows[pivot], rows[i]
-        for row in range(size):
-            if row != i:
-                factor = rows[row][i] / rows[i][i]
-                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[i], strict=True)]
+        for row in {*range(size)} - {i}:
+            factor = rows[row][i] / rows[i][i]
+            rows[row] = [a - factor * b for a, b in zip(rows[row], rows[i], strict=True)]
     return [rows[i][size] / rows[i][i] / scales[i] for i in range(size)]
 
 
-def nonnegative(
-    rows: Sequence[Sequence[float]],
-    values: Sequence[float],
-    doubtful: Sequence[int],
-    weights: Sequence[float] | None = None,
-) -> list[float]:
+def nonnegative(rows: Rows, values: Values, doubtful: Sequence[int], weights: Values | None = None) -> list[float]:
     """Coefficients that are not negative: the column that would take most away is left out (0), and so are columns that
     the rows do not tell apart, in the order of `doubtful`. Raises ValueError if they do not tell the others apart."""
     left, doubts = list(range(len(rows[0] if rows else ()))), list(doubtful)
@@ -92,11 +95,7 @@ def nonnegative(
 
 
 def robust(
-    rows: Sequence[Sequence[float]],
-    values: Sequence[float],
-    doubtful: Sequence[int],
-    weights: Sequence[float] | None = None,
-    rounds: int = ROUNDS,
+    rows: Rows, values: Values, doubtful: Sequence[int], weights: Values | None = None, rounds: int = ROUNDS
 ) -> list[float]:
     """Coefficients that are not negative, with the least sum of |relative errors|, so that outliers count little: least
     squares, again and again with each row weighted by 1 / its error, from these weights on. Raises ValueError as
@@ -107,7 +106,7 @@ def robust(
     return found
 
 
-def sparse(rows: Sequence[Sequence[float]], values: Sequence[float], doubtful: Sequence[int]) -> list[float]:
+def sparse(rows: Rows, values: Values, doubtful: Sequence[int]) -> list[float]:
     """As `robust`, with those of the doubtful columns alone, in their order, that the rows call for. A column stays if
     Schwarz's criterion says so, of errors with a Laplace distribution: without it the sum of |errors| must grow by more
     than a factor of n^(1/2n). Raises ValueError as `nonnegative`."""
@@ -123,11 +122,11 @@ def sparse(rows: Sequence[Sequence[float]], values: Sequence[float], doubtful: S
     return found
 
 
-def _weights(rows: Sequence[Sequence[float]], values: Sequence[float], found: Sequence[float]) -> list[float]:
+def _weights(rows: Rows, values: Values, found: Values) -> list[float]:
     return [1 / max(error, LEAST_ERROR) for error in _errors(rows, values, found)]
 
 
-def _errors(rows: Sequence[Sequence[float]], values: Sequence[float], found: Sequence[float]) -> list[float]:
+def _errors(rows: Rows, values: Values, found: Values) -> list[float]:
     return [abs(sum(map(mul, row, found)) / value - 1) for row, value in zip(rows, values, strict=True)]
 
 
@@ -242,10 +241,6 @@ class EngineFit:
         """For the simulator."""
         return replace(self.limits, costs=self.times)
 
-    def ttft_s(self, text: ModelText) -> float:
-        """What the client of a simulated text sees."""
-        return text.ttft_s + self.delay_s + self.path_s
-
 
 COLUMNS = ("a", "b", "c", "d", "e", "f", "delay")
 DOUBTFUL = tuple(map(COLUMNS.index, ("f", "b", "delay", "d", "c")))
@@ -354,13 +349,9 @@ def _neighbours(texts: Sequence[ServedText]) -> Iterator[_Neighbours]:
     alive: list[ServedText] = []
     for place, text in enumerate(texts):
         alive = [each for each in alive if each.last_s > text.begun_s]
-        others = list(alive)
-        for each in texts[place + 1 :]:
-            if each.begun_s >= text.last_s:
-                break
-            others.append(each)
+        later = takewhile(lambda each: each.begun_s < text.last_s, islice(texts, place + 1, None))  # noqa: B023
+        yield _Neighbours(text, [*alive, *later], marks)
         alive.append(text)
-        yield _Neighbours(text, others, marks)
 
 
 def _equations(neighbours: Sequence[_Neighbours], limits: EngineShape, lone_s: float | None) -> list[_Equation]:
@@ -368,7 +359,7 @@ def _equations(neighbours: Sequence[_Neighbours], limits: EngineShape, lone_s: f
     alone = [each for each in prefills if each.is_alone_in_prefill]
     told = alone if len(alone) >= MIN_ALONE else prefills
     decodes = [_of_decode(each, limits.prefill_tokens, lone_s) for each in neighbours if each.has_decode]
-    return [*(_of_prefill(each, limits) for each in told), *(each for each in decodes if each is not None)]
+    return [*(_of_prefill(each, limits) for each in told), *filter(None, decodes)]
 
 
 def _chunks(text: ServedText, step_tokens: int) -> tuple[float, float, float]:
@@ -472,9 +463,6 @@ def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale:
     return texts
 
 
-# --- compare ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
     """What became of the requests of one load, or the relative error of each figure."""
@@ -511,10 +499,8 @@ def loads_of(served: Sequence[ServedText]) -> list[list[ServedText]]:
         raise PlanError(
             f"{len(served):,} requests are more than the {MAX_TEXTS:,} that are simulated: --since would cut them"
         )
-    texts = sorted(served, key=lambda each: each.arrived_s)
+    texts, loads, busy_s = sorted(served, key=lambda each: each.arrived_s), list[list[ServedText]]([[]]), -math.inf
     least = max(MIN_LOAD, len(texts) // MAX_LOADS)
-    loads: list[list[ServedText]] = [[]]
-    busy_s = -math.inf
     for text in texts:
         if len(loads[-1]) >= least and text.arrived_s >= busy_s:
             loads.append([])
@@ -524,8 +510,7 @@ def loads_of(served: Sequence[ServedText]) -> list[list[ServedText]]:
         loads[-2:] = [loads[-2] + loads[-1]]
     if len(loads) >= 4:
         return loads
-    size = max(least, len(texts) // 8)
-    count = max(2, len(texts) // size)
+    count = max(2, len(texts) // max(least, len(texts) // 8))
     edges = [round(number * len(texts) / count) for number in range(count + 1)]
     return [texts[begin:end] for begin, end in pairwise(edges)]
 
@@ -535,14 +520,11 @@ def compared(
 ) -> tuple[EngineFit, list[ComparedLoad]]:
     """Fit the first, third, fifth... load, and predict all. Raises PlanError."""
     fit = fitted([text for load in loads[::2] for text in load], limits)
-    everything = [text for load in loads for text in load]
-    simulated = iter(predicted(fit, everything, workers))
-    begin_s, found = everything[0].arrived_s, []
+    simulated, begin_s = iter(predicted(fit, [text for load in loads for text in load], workers)), loads[0][0].arrived_s
+    found = []
     for number, load in enumerate(loads):
-        texts = [next(simulated) for _ in load]
-        found.append(
-            ComparedLoad(load[0].arrived_s - begin_s, len(load), number % 2 == 1, measured(load), figures(fit, texts))
-        )
+        said = figures(fit, list(islice(simulated, len(load))))
+        found.append(ComparedLoad(load[0].arrived_s - begin_s, len(load), number % 2 == 1, measured(load), said))
     return fit, found
 
 
@@ -569,7 +551,8 @@ def measured(load: Sequence[ServedText]) -> LoadFigures:
 def figures(fit: EngineFit, texts: Sequence[ModelText]) -> LoadFigures:
     """What the simulator says of a load."""
     seconds = max(text.ended_s or math.inf for text in texts) - min(text.arrived_s for text in texts)
-    tokens, ttfts = sum(text.generated for text in texts), sorted(map(fit.ttft_s, texts))
+    tokens, late_s = sum(text.generated for text in texts), fit.delay_s + fit.path_s
+    ttfts = sorted(text.ttft_s + late_s for text in texts)
     return _figures(tokens, seconds + fit.delay_s, ttfts, tpots_s(texts))
 
 
@@ -581,13 +564,187 @@ def _figures(tokens: int, seconds: float, ttfts: Sequence[float], tpots: Sequenc
 def fit_advice(found: Sequence[ComparedLoad]) -> str:
     """How far the prediction may be trusted."""
     errors, held_out = errors_of(found), sum(each.held_out for each in found)
-    worst = max(getattr(errors, name) for name in FIGURES)
     return (
         f"Fitted to {len(found) - held_out} loads, the simulator predicts the {held_out} others to "
         f"{100 * errors.tokens_s:.0f} % in throughput, {100 * errors.ttft_p50_s:.0f} % in TTFT p50, "
         f"{100 * errors.ttft_p90_s:.0f} % in TTFT p90 and {100 * errors.tpot_p50_s:.0f} % in TPOT p50 (medians): "
     ) + (
         "its step times may be planned with."
-        if worst <= MAX_ERROR
+        if max(astuple(errors)) <= MAX_ERROR
         else "too far to plan with latencies; records of more, and of more different, loads would help."
     )
+
+
+# --- records and command ---------------------------------------------------------------------------------------------
+
+DEFAULT_STEP_TOKENS, EMBEDDED_STEP_TOKENS = 512, 128
+"""Prompt tokens of one step of the simulated and of the embedded engine, unless they are set otherwise."""
+
+
+RecordsSource: TypeAlias = Callable[[Path | None, str | None], tuple[Path, float]]
+"""Where the records are, and from which Unix time on they count, by --records and --since. Raises PlanError."""
+
+
+def of_model(requests: Iterable[ReportedRequest], model: str | None) -> list[ReportedRequest]:
+    """The requests of one model. Raises PlanError if none is named and there are several, or if there is no such."""
+    found = [each for each in requests if each.record.model]
+    names = sorted({each.record.model for each in found})
+    if model is None and len(names) > 1:
+        raise PlanError(f"the records are of {', '.join(names)}: name one with --model")
+    if model is not None and model not in names:
+        raise PlanError(f"the records have no request of {model}; they are of {', '.join(names) or 'no model'}")
+    return [each for each in found if model in (None, each.record.model)]
+
+
+def served_of(requests: Iterable[ReportedRequest]) -> list[ServedText]:
+    """The texts of the requests that ended in their first attempt: several for a request with several choices."""
+    found = list[ServedText]()
+    for request in requests:
+        record, choices = request.record, max(1, request.record.choices)
+        begun, arrived = record.scheduled_us or record.released_us, record.received_us or record.accepted_us
+        is_timed = 0 < arrived <= begun <= record.first_us <= record.last_us
+        if request.completed and record.attempts == 1 and is_timed and record.completion_tokens:
+            heard, prompt = request.stamps.first_sent or record.first_us, record.prompt_tokens - record.cached_tokens
+            text = ServedText(
+                record.by, arrived / 1e6, begun / 1e6, record.first_us / 1e6, record.last_us / 1e6, heard / 1e6,
+                max(1, prompt), max(1, record.completion_tokens // choices), record.lane or "standard", record.tenant,
+            )  # fmt: skip
+            found += [text] * choices
+    return found
+
+
+def limits_of(
+    evidence: Evidence, served: Sequence[ServedText], step_tokens: int, *, by_slot: bool = False
+) -> EngineShape:
+    """What an engine takes at once, as its worker's samples say; without them, what one was seen to hold. `by_slot`: it
+    is llama.cpp."""
+    workers = by_worker(served)
+    samples = [each for (name, _), rows in evidence.samples.items() if name in workers for each in rows]
+    seen = (_at_once([(each.begun_s, each.last_s) for each in texts]) for texts in workers.values())
+    slots = max((each.slots for each in samples), default=0) or max(seen, default=1)
+    kv_tokens = max((each.kv_tokens for each in samples), default=0) or NO_LIMIT
+    return EngineShape(kv_tokens, slots, step_tokens, by_slot=by_slot)
+
+
+def workers_of(served: Sequence[ServedText]) -> int:
+    """How many workers served at the same time, at most: each from its first text to its last."""
+    return _at_once([(texts[0].begun_s, max(each.last_s for each in texts)) for texts in by_worker(served).values()])
+
+
+def _at_once(spans: Sequence[tuple[float, float]]) -> int:
+    """The most spans that overlap."""
+    changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+    return max(accumulate(change for _, change in changes), default=1)
+
+
+STEP_TOKENS = f"Prompt tokens of a step [{DEFAULT_STEP_TOKENS}; embedded: {EMBEDDED_STEP_TOKENS}]."
+EMBEDDED = "The engine was the embedded one, which computes prompts in the order of its slots."
+
+
+@plan_command("fit", shown="fitting the records")
+@click.option("--records", type=click.Path(path_type=Path), help="Folder, or one file [those of this instance].")
+@click.option("--since", help="Requests that ended since: 15m, 2h, 7d ago, or a time [all].")
+@click.option("--model", metavar="NAME", help="Only this model, as penstock.toml names it.")
+@click.option("--scale", type=float, help="Also: what if requests came so many times as fast?")
+@click.option("--step-tokens", type=int, help=STEP_TOKENS)
+@click.option("--embedded", is_flag=True, help=EMBEDDED)
+def fit_command(
+    records: Path | None,
+    since: str | None,
+    model: str | None,
+    scale: float | None,
+    step_tokens: int | None,
+    embedded: bool,
+    source: RecordsSource,
+) -> PlanAnswer:
+    """Fit step times to the records of a Penstock, and say how far the simulator's prediction is from them.
+
+    Half of the loads are fitted; the simulator predicts all, with the order, gate and preemption of Penstock.
+
+    \b
+    Examples:
+      penstock plan fit --since 1h
+      penstock plan fit --records .penstock/records --scale 2
+    """
+    if scale is not None and not 0 < scale <= 1000:
+        raise PlanError(f"--scale {scale:g}: above 0 and at most 1000, such as 2 for twice the load")
+    step_tokens = (EMBEDDED_STEP_TOKENS if embedded else DEFAULT_STEP_TOKENS) if step_tokens is None else step_tokens
+    if step_tokens < 1:
+        raise PlanError(f"--step-tokens {step_tokens}: a step computes at least 1")
+    evidence = records_in(*source(records, since), since)
+    requests = of_model(evidence.requests, model)
+    served = served_of(requests)
+    loads, workers = loads_of(served), workers_of(served)
+    found, rows = compared(loads, limits_of(evidence, served, step_tokens, by_slot=embedded), workers)
+    errors = {"median_errors": errors_of(rows), "worst_errors": errors_of(rows, max)}
+    value: dict[str, Any] = {
+        "requests": len(requests),
+        "texts": len(served),
+        "workers": workers,
+        **_coefficients(found),
+        "loads": [asdict(each) for each in rows],
+        **{name: asdict(each) for name, each in errors.items()},
+    }
+    named = (("simulator, median", errors["median_errors"]), ("simulator, worst load", errors["worst_errors"]))
+    error_rows = [(name, *(f"{100 * share:.1f} %" for share in astuple(each))) for name, each in named]
+    tables = [
+        PlanTable.of(rows, LOAD_COLUMNS, "Measured > predicted"),
+        PlanTable(("error of the held-out loads", *FIGURE_NAMES), error_rows),
+    ]
+    if scale is not None:
+        whole, scaled = (figures(found, predicted(found, served, workers, each)) for each in (1.0, scale))
+        value["scaled"] = {"scale": scale, **asdict(scaled)}
+        told = [("as recorded", *_shown(whole)), (f"{scale:g} times as fast", *_shown(scaled))]
+        tables.append(PlanTable(("predicted", *FIGURE_NAMES), told))
+    notes = [_fit_note(found, workers), _left_out(requests, served)]
+    return PlanAnswer(value, tables, fit_advice(rows), notes=notes)
+
+
+def _coefficients(found: EngineFit) -> dict[str, Any]:
+    return {
+        "slots": found.limits.slots,
+        "kv_tokens": 0 if found.limits.kv_tokens == NO_LIMIT else found.limits.kv_tokens,
+        "step_tokens": found.limits.prefill_tokens,
+        "decode": asdict(found.times.small),
+        "decode_from_95_texts": asdict(found.times.large),
+        "lone_s": found.times.lone_s,
+        "prefill": dict(zip(("fixed_s", "token_s", "square_s"), found.times.prefill, strict=True)),
+        "delay_s": found.delay_s,
+        "path_s": found.path_s,
+    }
+
+
+FIGURE_NAMES = ("tokens/s", "first p50", "first p90", "token p50")
+"""Of LoadFigures, as tables head them."""
+
+
+def _shown(each: LoadFigures) -> list[str]:
+    rate, *times = astuple(each)
+    return [three(rate), *map(seconds, times)]
+
+
+def _compared(place: int) -> Callable[[ComparedLoad], str]:
+    return lambda row: f"{_shown(row.measured)[place]} > {_shown(row.predicted)[place]}"
+
+
+LOAD_COLUMNS: Mapping[str, Callable[[ComparedLoad], str]] = {
+    "from, s": lambda row: f"{row.begin_s:,.0f}",
+    "texts": lambda row: f"{row.requests:,}",
+    "": lambda row: "held out" if row.held_out else "fitted",
+    **{name: _compared(place) for place, name in enumerate(FIGURE_NAMES)},
+}
+
+
+def _fit_note(found: EngineFit, workers: int) -> str:
+    small, (fixed_s, token_s, _) = found.times.small, found.times.prefill
+    return (
+        f"A step takes {seconds(small.fixed_s)}, {seconds(small.text_s)} more for each text and "
+        f"{seconds(1000 * small.held_s)} more for 1,000 tokens in the cache; a prompt adds {seconds(fixed_s)} and "
+        f"{seconds(1000 * token_s)} for 1,000 tokens. Simulated with {workers} worker{'s' * (workers > 1)} of "
+        f"{found.limits.slots} slots all the time."
+    )
+
+
+def _left_out(requests: list[ReportedRequest], served: list[ServedText]) -> str:
+    used = len({(text.arrived_s, text.begun_s, text.worker) for text in served})
+    return f"{used:,} of {len(requests):,} requests are used: those that ended in their first attempt."

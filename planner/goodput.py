@@ -5,36 +5,22 @@ the requests that keep both may be fewer. A rate holds here if 90 % keep both.
 
 Apart, some replicas compute prompts alone, in order of arrival. The cache of a prompt goes over the link to a replica
 that decodes alone. (As CloudMatrix-Infer counts them: the replicas of both kinds are in the ratio of their work.)
-
-Workloads, by name or from a file of lengths, are here too.
 """
 
 from __future__ import annotations
 
 import math
-import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import islice
-from pathlib import Path
+from itertools import product
 
-from planner.facts.catalogue import PlanError, UnknownName, nearest
-from planner.load import LatencySlo, PlanInput, RequestLengths
-from planner.search import (
-    MAX_STEP_TOKENS,
-    ParallelPlan,
-    ReplicaModel,
-    SearchWatch,
-    attainment,
-    fits,
-    plans,
-    requests,
-    serve,
-    unfitting,
-)
+from planner import search
+from planner.answers import PlanAnswer, PlanTable, inputs_of, three
+from planner.facts.catalogue import PlanError
+from planner.load import PlanInput
+from planner.options import SLO, plan_command, search_options
+from planner.search import ParallelPlan, ReplicaModel, SearchWatch, attainment, requests, serve
 from planner.simulator.engine import ModelText
-from planner.simulator.trace import Malformed, Trace
 
 REQUESTS = 300
 """DistServe's N, at least: with large batches, so few requests would have come before the batch is full."""
@@ -136,22 +122,25 @@ def holds_for_long(share: Callable[[int], float], wanted: float) -> bool:
 def full_rate(given: PlanInput, deployment: ServingSetup) -> float:
     """Requests a second of full batches: what no rate of requests can exceed for long."""
     prefill, decode = deployment.prefill or deployment.decode, deployment.decode
-    prefill_s = _prefill_s(ReplicaModel(given, prefill)) / prefill.dp
-    decode_s = _decode_s(ReplicaModel(given, decode)) / decode.dp
+    prefill_s, decode_s = _prefill_s(given, prefill) / prefill.dp, _decode_s(given, decode) / decode.dp
     return 1 / max(prefill_s, decode_s) if deployment.prefill else 1 / (prefill_s + decode_s)
 
 
-def _prefill_s(replica: ReplicaModel) -> float:
-    """Of one prompt alone."""
-    prompt = replica.given.lengths.prompt
-    return replica.step_s(1, prompt, prompt)
+def _prefill_s(given: PlanInput, plan: ParallelPlan) -> float:
+    """What one prompt alone takes of a replica."""
+    prompt = given.lengths.prompt
+    return ReplicaModel(given, plan).step(1, prompt, prompt).seconds
 
 
-def _decode_s(replica: ReplicaModel) -> float:
+def _decode_s(given: PlanInput, plan: ParallelPlan) -> float:
     """What the answer of one request takes of a replica that decodes full batches."""
-    lengths = replica.given.lengths
-    batch = max(1, min(replica.given.max_batch, replica.kv_tokens // lengths.whole))
-    return lengths.answer * replica.step_s(batch, round(batch * lengths.mean), 0) / batch
+    lengths, batch = given.lengths, max(1, full_batch(given, plan))
+    return lengths.answer * ReplicaModel(given, plan).step(batch, round(batch * lengths.mean), 0).seconds / batch
+
+
+def full_batch(given: PlanInput, plan: ParallelPlan) -> int:
+    """Whole requests that a replica holds at once."""
+    return min(given.max_batch, ReplicaModel(given, plan).kv_tokens // given.lengths.whole)
 
 
 def served(given: PlanInput, deployment: ServingSetup, rate: float, count: int = 0) -> Sequence[ModelText]:
@@ -164,8 +153,8 @@ def served(given: PlanInput, deployment: ServingSetup, rate: float, count: int =
 
 def first_count(given: PlanInput, deployment: ServingSetup) -> int:
     """Requests of the shortest run that a rate is judged by."""
-    batch = min(given.max_batch, ReplicaModel(given, deployment.decode).kv_tokens // given.lengths.whole)
-    return max(REQUESTS, FULL_BATCHES * deployment.decode.dp * batch)
+    plan = deployment.decode
+    return max(REQUESTS, FULL_BATCHES * plan.dp * full_batch(given, plan))
 
 
 def _apart(
@@ -175,14 +164,12 @@ def _apart(
     # One prompt after the other: a longer queue in a step would give all of them the latest one's first token.
     firsts = [ModelText(text.prompt, 1, 1, text.arrived_s) for text in texts]
     one = ReplicaModel(replace(given, max_batch=1), prefill)
-    serve(one, firsts, max(MAX_STEP_TOKENS, given.lengths.longest_prompt))
+    serve(one, firsts, max(search.MAX_STEP_TOKENS, given.lengths.longest_prompt))
     moved_s = transfer_s(one, given.lengths.prompt)
     later = [
-        ModelText(
-            text.prompt + 1, text.output - 1, text.output - 1, (first.first_s or 0.0) + moved_s, is_prefilled=True
-        )
+        ModelText(text.prompt + 1, left, left, (first.first_s or 0.0) + moved_s, is_prefilled=True)
         for text, first in zip(texts, firsts, strict=True)
-        if text.output > 1
+        if (left := text.output - 1)
     ]
     if later:
         serve(ReplicaModel(given, decode), later)
@@ -204,11 +191,8 @@ def deployments(given: PlanInput) -> list[ServingSetup]:
     """
     found = [ServingSetup(plan) for plan in _replicas(given, given.gpus)]
     for share in range(1, given.gpus):
-        found += [
-            ServingSetup(decode, prefill)
-            for prefill in _replicas(given, share)
-            for decode in _replicas(given, given.gpus - share)
-        ]
+        pairs = product(_replicas(given, share), _replicas(given, given.gpus - share))
+        found += [ServingSetup(decode, prefill) for prefill, decode in pairs]
     return found
 
 
@@ -216,15 +200,10 @@ def _replicas(given: PlanInput, gpus: int) -> list[ParallelPlan]:
     """Equal replicas on so many GPUs, which fit."""
     return [
         plan
-        for plan in plans(given.model, gpus)
+        for plan in search.plans(given.model, gpus)
         if plan.tp in (1, 2, 4, 8, 16) and plan.pp in (1, 2, 4) and plan.ep == 1 and not plan.attention_dp
-        if fits(given, plan)
+        if search.fits(given, plan)
     ]
-
-
-def promising(given: PlanInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
-    """Those whose lone request keeps both objectives: with others it can only be slower."""
-    return [each for each in found if attainment(served(given, each, 1e-3, 1), given.slo).both == 1.0]
 
 
 def best_goodput(given: PlanInput, watch: SearchWatch | None = None) -> list[GoodputRow]:
@@ -232,10 +211,11 @@ def best_goodput(given: PlanInput, watch: SearchWatch | None = None) -> list[Goo
     given.lengths.check(given.model)
     found = deployments(given)
     if not found:
-        raise unfitting(given)
-    able = promising(given, found)
+        raise search.unfitting(given)
+    lone = {each: served(given, each, 1e-3, 1) for each in found}
+    able = [each for each, texts in lone.items() if attainment(texts, given.slo).both]  # others only slow it down
     if not able:
-        raise PlanError(_unkept(given, [served(given, each, 1e-3, 1)[0] for each in found]))
+        raise PlanError(_unkept(given, [texts[0] for texts in lone.values()]))
     watch, likeliest, apart = watch or SearchWatch(), _likeliest(given, able), None
     rates = dict(zip(likeliest, watch.tried(likeliest, lambda each: goodput(given, each)), strict=False))
     first = max(rates, key=lambda each: (rates[each], -each.gpus))
@@ -259,22 +239,14 @@ def _unkept(given: PlanInput, lone: Sequence[ModelText]) -> str:
 
 def _likeliest(given: PlanInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
     """The deployments of both kinds whose full batches serve most: no objectives raise that."""
-    together = [each for each in found if each.prefill is None]
-    apart = [each for each in found if each.prefill is not None]
-    ranked = [sorted(each, key=lambda one: -full_rate(given, one))[:MAX_SIMULATED] for each in (together, apart)]
-    return [*ranked[0], *ranked[1]]
+    ranked = sorted(found, key=lambda each: -full_rate(given, each))
+    together = [each for each in ranked if each.prefill is None]
+    return [*together[:MAX_SIMULATED], *[each for each in ranked if each.prefill is not None][:MAX_SIMULATED]]
 
 
-def prefill_share(prefill: ReplicaModel, decode: ReplicaModel) -> float:
+def prefill_share(given: PlanInput, prefill: ParallelPlan, decode: ParallelPlan) -> float:
     """Replicas that prefill for each that decodes: N_p / N_d = (L_in / thr_p) / (L_out / thr_d)."""
-    return _prefill_s(prefill) / _decode_s(decode)
-
-
-def work_note(given: PlanInput, top: ServingSetup) -> str:
-    """How many replicas prefill and decode would take, by their work."""
-    prefill, decode = (ReplicaModel(given, replace(plan, dp=1)) for plan in (top.prefill or top.decode, top.decode))
-    share = prefill_share(prefill, decode)
-    return f"By their work, prefill takes {share:.2f} replicas for each that decodes full batches."
+    return _prefill_s(given, prefill) / _decode_s(given, decode)
 
 
 def goodput_advice(given: PlanInput, rows: Sequence[GoodputRow]) -> str:
@@ -290,68 +262,44 @@ def goodput_advice(given: PlanInput, rows: Sequence[GoodputRow]) -> str:
     return f"{said}, {top.rate / together.rate:.2f} x what prefill beside decode does."
 
 
-def slo_of(ttft_ms: float, tpot_ms: float, share: float) -> LatencySlo:
-    """Raises PlanError for objectives that are none."""
-    if ttft_ms <= 0 or tpot_ms <= 0 or not 0 < share <= 1:
-        raise PlanError(
-            f"objectives of {ttft_ms:g} and {tpot_ms:g} ms for a share of {share:g}: --ttft-ms and --tpot-ms are above "
-            "0, --share is at most 1"
-        )
-    return replace(LatencySlo(), ttft_s=ttft_ms / 1e3, tpot_s=tpot_ms / 1e3, share=share)
+# --- command ---------------------------------------------------------------------------------------------------------
 
 
-MAX_ROWS = 100_000
-"""Rows that are read of a file."""
+@plan_command("goodput", *search_options(), SLO, shown="searching")
+def goodput_command(given: PlanInput, watch: SearchWatch) -> PlanAnswer:
+    """Find the highest rate of requests that keep both latency objectives, with prefill beside decode or apart.
 
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Lengths, and where they come from."""
-
-    name: str
-    source: str
-    lengths: RequestLengths
-    requests: int = 0
-    """That its protocol asks at each batch size or rate; 0: it says none."""
-
-
-@cache
-def workloads() -> dict[str, Workload]:
-    """The named ones."""
-    text = (Path(__file__).parent / "facts" / "workloads.toml").read_text(encoding="utf-8")
-    return {
-        name: Workload(name, row["source"], RequestLengths(row["prompt"], row["answer"]), row.get("requests", 0))
-        for name, row in tomllib.loads(text).items()
-    }
-
-
-def workload(name: str) -> Workload:
-    """A named workload, or the lengths in a file. Raises PlanError.
-
-    A file is a CSV with the columns `prompt` and `answer`, a CSV in BurstGPT's columns, or a `.jsonl` in APEX's form;
-    of the last two, failed requests are left out.
+    \b
+    Examples:
+      penstock plan goodput --model opt-13b --gpu a100-80gb --gpus 2
     """
-    found = workloads().get(name.lower())
-    if found is not None:
-        return found
-    path = Path(name)
-    if path.is_file():
-        try:
-            rows = [(row.prompt, row.answer) for row in islice(Trace(path, plain=True), MAX_ROWS)]
-        except Malformed as error:
-            raise PlanError(f"--workload {error}") from None
-        except OSError as error:
-            raise PlanError(f"--workload {path}: {error.strerror or error}") from None
-        return Workload(path.name, f"the file {path}", mix_of(rows, f"{path}"))
-    if path.suffix or "/" in name:
-        raise PlanError(f"--workload {name}: there is no such file")
-    raise UnknownName(f"no workload {name!r} is known: {nearest(name, workloads())}, or give a file of lengths")
+    rows, slo = best_goodput(given, watch=watch), given.slo
+    value = inputs_of(given, "gpus", "efficiency") | {
+        "ttft_ms": 1e3 * slo.ttft_s,
+        "tpot_ms": 1e3 * slo.tpot_s,
+        "share": slo.share,
+        "deployments": [
+            {
+                "prefill": row.deployment.prefill.name if row.deployment.prefill else None,
+                "decode": row.deployment.decode.name,
+                "gpus": row.deployment.gpus,
+                "requests_s": row.rate,
+                "requests_s_per_gpu": row.per_gpu,
+                "requests_s_if_judged_apart": row.separate_rate,
+            }
+            for row in rows
+        ],
+    }
+    top = rows[0].deployment
+    share = prefill_share(given, top.prefill or top.decode, top.decode)
+    note = f"By their work, prefill takes {share:.2f} replicas for each that decodes full batches."
+    notes = [note] if given.gpus > 1 else []
+    return PlanAnswer(value, [PlanTable.of(rows, COLUMNS)], goodput_advice(given, rows), notes=notes)
 
 
-def mix_of(rows: Iterable[tuple[int, int]], what: str) -> RequestLengths:
-    """The lengths whose means are those of the rows, at most MAX_ROWS of them. Raises PlanError."""
-    mix = tuple(islice(rows, MAX_ROWS))
-    if not mix:
-        raise PlanError(f"{what} has no request with an answer")
-    prompt, answer = (max(1, round(sum(each) / len(mix))) for each in zip(*mix, strict=True))
-    return RequestLengths(prompt, answer, mix)
+COLUMNS: Mapping[str, Callable[[GoodputRow], str]] = {
+    "prefill": lambda row: row.deployment.prefill.name if row.deployment.prefill else "beside decode",
+    "decode": lambda row: row.deployment.decode.name,
+    "requests/s": lambda row: three(row.rate),
+    "per GPU": lambda row: three(row.per_gpu),
+}

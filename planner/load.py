@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from planner.facts.catalogue import Accelerator, PlanError
-from planner.facts.model import ModelShape
+from planner.facts.catalogue import Accelerator, ModelShape, PlanError
 
 MIN_BITS, MAX_BITS = 1.0, 32.0
 """Of a weight, an activation or an entry of the cache: any width between them (Tilus; FlexQ: 6)."""
@@ -132,6 +131,16 @@ class LatencySlo:
     def words(self) -> str:
         """Both objectives, as advice names them."""
         return f"{1e3 * self.ttft_s:g} ms to the first token and {1e3 * self.tpot_s:g} ms for each further one"
+
+    @classmethod
+    def given(cls, ttft_ms: float, tpot_ms: float, share: float) -> LatencySlo:
+        """Raises PlanError for objectives that are none."""
+        if ttft_ms <= 0 or tpot_ms <= 0 or not 0 < share <= 1:
+            raise PlanError(
+                f"objectives of {ttft_ms:g} and {tpot_ms:g} ms for a share of {share:g}: --ttft-ms and --tpot-ms are "
+                "above 0, --share is at most 1"
+            )
+        return cls(ttft_ms / 1e3, tpot_ms / 1e3, share)
 
 
 DENSE = KvReads()

@@ -1,4 +1,4 @@
-"""Placement: which models run on which GPUs, how many copies of each, chosen greedily by simulation.
+"""Placement: which models run on which GPUs, how many copies of each, chosen greedily by simulation (command place).
 
 A small form of AlpaServe's search: beginning with none, it adds the copy that lets most more requests keep their
 objectives, again and again, while memory allows it and something is gained. Copies on one GPU take turns (time
@@ -8,13 +8,19 @@ slicing), as SLM-Pareto's replicas do; at most three copies of a model share a G
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
 
-from planner.facts.catalogue import PlanError
-from planner.load import MAX_BATCH, PlanInput
-from planner.memory import MAX_REPLICAS, SLACK_BYTES, USABLE, copy_bytes
+import click
+
+from planner.answers import PlanAnswer, PlanTable
+from planner.cost import knee_of, modelled
+from planner.facts import catalogue
+from planner.facts.catalogue import Accelerator, PlanError
+from planner.load import MAX_BATCH, LatencySlo, PlanInput, Precision, RequestLengths
+from planner.options import EFFICIENCY, GPU, GPUS, LEAST, MOST, SLO, plan_command
+from planner.roofline import MAX_REPLICAS, SLACK_BYTES, USABLE, copy_bytes, replicas_for
 from planner.search import MAX_STEP_TOKENS, ParallelPlan, ReplicaModel, StepMeter, attainment
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelStep, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
@@ -65,16 +71,13 @@ class PlacedWorker(ModelWorker):
     def fill(self, queue: ModelQueues, now_s: float) -> None:  # type: ignore[override]
         mine = queue.by_model[self.model]
         while len(mine) or self.held:
-            if self._load() > min(worker._load() for worker in self.siblings):
+            if len(self.engine.texts) > min(len(worker.engine.texts) for worker in self.siblings):
                 break
             if not self.held and (text := mine.take(now_s, ())) is not None:
                 self.held.append(text)
             if not self.held or not self.admits(self.held[0]):
                 break
             self.submit(self.held.pop(), now_s)
-
-    def _load(self) -> int:
-        return len(self.engine.running) + len(self.engine.waiting)
 
 
 def place(loads: Sequence[PlanInput]) -> Placement:
@@ -109,7 +112,8 @@ def _best_step(now: Placement, loads: Sequence[PlanInput], texts: Sequence[Model
     tried: dict[Placed, Placement] = {}
     missing = [model for model in range(len(loads)) if not any(gpu[model] for gpu in now.copies)]
     for gpu, model in product(range(len(now.copies)), missing or range(len(loads))):
-        copies = _with(now.copies, gpu, model)
+        more = tuple(count + (number == model) for number, count in enumerate(now.copies[gpu]))
+        copies = (*now.copies[:gpu], more, *now.copies[gpu + 1 :])
         alike = tuple(sorted(copies))  # equal GPUs in any order are one placement
         if alike not in tried and _fits(copies[gpu], loads):
             kept = kept_share(copies, loads, texts)
@@ -139,14 +143,11 @@ def kept_share(copies: Placed, loads: Sequence[PlanInput], texts: Sequence[Model
 class SharedSimulation(Simulation):
     """A simulation whose workers share GPUs: a step takes as many times longer as copies on its GPU compute at once."""
 
-    def _duration_s(self, worker: ModelWorker, step: ModelStep) -> float:
-        stepping = [self._workers[number] for _, number, _ in self._steps]
-        return step.duration_s * sum(1 for each in (worker, *stepping) if _gpu(each) == _gpu(worker))
+    _workers: Sequence[PlacedWorker]
 
-
-def _gpu(worker: ModelWorker) -> int:
-    assert isinstance(worker, PlacedWorker)
-    return worker.gpu
+    def _duration_s(self, worker: PlacedWorker, step: ModelStep) -> float:  # type: ignore[override]
+        stepping = [self._workers[number].gpu for _, number, _ in self._steps]
+        return step.duration_s * (1 + stepping.count(worker.gpu))
 
 
 def _worker(load: PlanInput, gpu: int, replicas: int) -> PlacedWorker:
@@ -165,11 +166,6 @@ def _fits(placed: Sequence[int], loads: Sequence[PlanInput]) -> bool:
         count <= MAX_REPLICAS and (not count or least_bytes(load) <= share)
         for count, load in zip(placed, loads, strict=True)
     )
-
-
-def _with(copies: Placed, gpu: int, model: int) -> Placed:
-    changed = tuple(count + (number == model) for number, count in enumerate(copies[gpu]))
-    return (*copies[:gpu], changed, *copies[gpu + 1 :])
 
 
 def _texts(loads: Sequence[PlanInput]) -> list[ModelText]:
@@ -193,3 +189,58 @@ def place_advice(loads: Sequence[PlanInput], found: Placement) -> str:
     if found.kept < slo.share:
         told += f", less than the {100 * slo.share:.0f} % that are wanted: give more --gpus"
     return told + "."
+
+
+# --- command ---------------------------------------------------------------------------------------------------------
+
+FORM = "write MODEL=RATE or MODEL=RATE:IN:OUT, as opt-1.3b=4:512:256"
+
+
+def load_of(text: str, w_bits: float | None, device: Accelerator) -> PlanInput:
+    """The load that a text such as opt-1.3b=4:512:256 describes. Raises PlanError."""
+    name, _, numbers = text.partition("=")
+    rate, *lengths = numbers.split(":")
+    try:
+        per_s, tokens = float(rate), [int(each) for each in lengths]
+    except ValueError:
+        raise PlanError(f"--load {text}: {FORM}") from None
+    if not LEAST <= per_s <= MOST or len(lengths) not in (0, 2):
+        raise PlanError(f"--load {text}: {FORM}")
+    model = catalogue.model(name)
+    size = RequestLengths(tokens[0], tokens[1]) if tokens else RequestLengths()
+    return PlanInput(model, device, size, Precision.stored(model, w_bits), rate=per_s)
+
+
+@plan_command("place", GPU, GPUS, SLO, EFFICIENCY, shown="placing")
+@click.option("--load", "texts", metavar="MODEL=RATE[:IN:OUT]", multiple=True, required=True,
+              help="A model and its requests a second; give it again for others.")  # fmt: skip
+@click.option("--w-bits", type=float, help="Bits of a weight of all models [as their files have them].")
+def place_command(
+    texts: tuple[str, ...], device: Accelerator, gpus: int, w_bits: float | None, slo: LatencySlo, efficiency: float
+) -> PlanAnswer:
+    """Choose which of several models run on which GPUs, so that most requests keep their objectives.
+
+    \b
+    Examples:
+      penstock plan place --load opt-1.3b=20 --load opt-13b=2 --gpu h200 --gpus 2
+    """
+    asked = [load_of(text, w_bits, device) for text in texts]
+    loads = [replace(load, gpus=gpus, slo=slo, efficiency=efficiency) for load in asked]
+    names = [load.model.name for load in loads]
+    if len(set(names)) < len(names):
+        raise PlanError("--load names a model twice: add its rates, and give it once")
+    found = place(loads)
+    shared = {load.model.name: replicas_for(load, knee_of(modelled(load))[0].batch) for load in loads}
+    value = {
+        "gpu": device.name,
+        "gpu_source": device.source,
+        "gpus": gpus,
+        "kept": found.kept,
+        "copies": [dict(zip(names, gpu, strict=True)) for gpu in found.copies],
+        "copies_per_gpu_at_the_knee": shared,
+        "kept_after_each_copy": found.steps,
+    }
+    rows = [[f"{at}", *(f"{count}" if count else "-" for count in gpu)] for at, gpu in enumerate(found.copies, 1)]
+    said = ", ".join(f"{name} {count}" for name, count in shared.items())
+    note = f"Copies that a whole GPU holds with the batch of their knee (at most 3, which gained most): {said}."
+    return PlanAnswer(value, [PlanTable(["gpu", *names], rows)], place_advice(loads, found), notes=[note])

@@ -1,4 +1,4 @@
-"""Plan search: tries every parallelism of a model on n GPUs, and names the best for latency, throughput and energy.
+"""Plan search: every parallelism of a model on n GPUs, and the best of them (the commands search and grid).
 
 After APEX. Each plan serves one request alone (its latency), and a backlog of requests at once (its throughput, its
 energy); with a rate, also requests at that rate (its latencies and the share that keeps the objectives).
@@ -7,16 +7,20 @@ energy); with a rate, also requests at that rate (its latencies and the share th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from random import Random
 from statistics import fmean
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from planner.facts.catalogue import PlanError
-from planner.facts.model import ModelShape
+import click
+
+from planner.answers import PlanAnswer, PlanTable, inputs_of, plot, seconds, three
+from planner.cost import assumed_prices, pareto, per_million
+from planner.facts.catalogue import ModelShape, PlanError
 from planner.load import LatencySlo, PlanInput, RequestLengths
-from planner.memory import divisors
+from planner.options import SLO, plan_command, search_options
 from planner.roofline import all_reduce_s, all_to_all_s, distinct_experts, peak_of, send_s
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
@@ -78,6 +82,10 @@ def is_valid(plan: ParallelPlan, model: ModelShape) -> bool:
 
 def plans(model: ModelShape, gpus: int) -> Iterator[ParallelPlan]:
     """All valid plans that use all GPUs."""
+
+    def divisors(number: int) -> list[int]:
+        return [each for each in range(1, number + 1) if number % each == 0]
+
     for dp in divisors(gpus):
         for pp in divisors(gpus // dp):
             tp = gpus // dp // pp
@@ -88,8 +96,7 @@ def plans(model: ModelShape, gpus: int) -> Iterator[ParallelPlan]:
                         yield plan
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaStep:
+class ReplicaStep(NamedTuple):
     """One step of one replica: its time, and the operations and bytes of each of its GPUs."""
 
     seconds: float
@@ -101,12 +108,11 @@ class ReplicaStep:
 class ReplicaModel:
     """The step time of one replica of a plan. It is the `StepTime` of the simulator.
 
-    What a token of a prompt attends to is half of a typical prompt. `overhead_s`: fixed time of a step, for its launch.
+    What a token of a prompt attends to is half of a typical prompt.
     """
 
     given: PlanInput
     plan: ParallelPlan
-    overhead_s: float = 0.0
 
     @property
     def peak(self) -> float:
@@ -141,9 +147,6 @@ class ReplicaModel:
         """Of one GPU, for the tokens whose cache it holds."""
         return self.given.model.kv_token_bytes(self.given.precision.kv, self.plan.heads_shared_by) / self.plan.pp
 
-    def step_s(self, texts: int, held: int, prefilled: int) -> float:
-        return self.step(texts, held, prefilled).seconds
-
     def step(self, texts: int, held: float, prefilled: int) -> ReplicaStep:
         """A step that decodes `texts` texts, which hold `held` tokens, and computes `prefilled` tokens of prompts.
 
@@ -156,14 +159,14 @@ class ReplicaModel:
         hidden = tokens / groups * model.hidden * bits.a / 8
         send = send_s(hidden, device.link_bytes_s, device.hop_s) if pp > 1 else 0.0
         head = self._part(2 * model.head_weights * texts, model.head_weights * bits.w / 8)
-        seconds = pp * (stage.seconds + send) + head.seconds + self.overhead_s
+        seconds = pp * (stage.seconds + send) + head.seconds
         return ReplicaStep(seconds, groups * stage.flops + head.flops / pp, groups * stage.bytes + head.bytes / pp)
 
-    def _part(self, flops: float, size: float) -> ReplicaStep:
-        """Work that all GPUs of a stage share."""
-        tp = self.plan.tp
-        peak, bytes_s = self.peak * self.given.efficiency, self.given.device.bytes_s * self.given.efficiency
-        return ReplicaStep(max(flops / tp / peak, size / tp / bytes_s), flops / tp, size / tp)
+    def _part(self, flops: float, size: float, peak: float = 0.0) -> ReplicaStep:
+        """Work that all GPUs of a stage share, at a peak of arithmetic; 0: that of weights and activations."""
+        flops, size = flops / self.plan.tp, size / self.plan.tp
+        longest = max(flops / (peak or self.peak), size / self.given.device.bytes_s)
+        return ReplicaStep(longest / self.given.efficiency, flops, size)
 
     def _stage(self, tokens: float, held: float, prefilled: float) -> ReplicaStep:
         """One group of tokens in one stage."""
@@ -191,9 +194,7 @@ class ReplicaModel:
         flops = 4 * seen * model.heads * model.head_dim
         shared = self.plan.heads_shared_by
         size = held * model.cached_numbers(shared) * shared * self.given.precision.kv / 8
-        found = self._part(flops, size)
-        seconds = max(found.flops / device.peak[16], found.bytes / device.bytes_s) / self.given.efficiency
-        return ReplicaStep(seconds, found.flops, found.bytes)
+        return self._part(flops, size, device.peak[16])
 
     def _communication_s(self, size: float) -> float:
         """Of one layer, with so many bytes of hidden states."""
@@ -234,6 +235,11 @@ class Attainment:
         tpot = [token_s <= slo.tpot_s for _, token_s in answered]
         both = [one and other for one, other in zip(ttft, tpot, strict=True)]
         return cls(sum(both) / requests, sum(ttft) / requests, sum(tpot) / requests)
+
+    @property
+    def value(self) -> dict[str, float]:
+        """For JSON."""
+        return {"kept_both": self.both, "kept_ttft": self.ttft, "kept_tpot": self.tpot}
 
 
 ProbeStep: TypeAlias = tuple[float, float, float, float]
@@ -298,6 +304,13 @@ class ServedLoad:
         return self.joules / sum(text.generated for text in self.texts)
 
     @property
+    def value(self) -> dict[str, float]:
+        """For JSON."""
+        return {
+            "tokens_s": self.tokens_s, "joules_per_token": self.joules_token, "mfu": self.mfu, "mbu": self.mbu
+        }  # fmt: skip
+
+    @property
     def ttfts_s(self) -> list[float]:
         """Sorted."""
         return sorted(text.ttft_s for text in self.texts)
@@ -305,6 +318,15 @@ class ServedLoad:
     @property
     def tpots_s(self) -> list[float]:
         return tpots_s(self.texts)
+
+    def quantiles(self, **shares: float) -> dict[str, float]:
+        """Of both times, by name, for JSON; 0 between tokens if no answer had two."""
+        times = {"ttft": self.ttfts_s, "tpot": self.tpots_s or [0.0]}
+        return {
+            f"{name}_{rank}_s": quantile(values, share)
+            for name, values in times.items()
+            for rank, share in shares.items()
+        }
 
 
 def tpots_s(texts: Sequence[ModelText]) -> list[float]:
@@ -460,18 +482,16 @@ class BestPlans(NamedTuple):
 def best(found: Sequence[PlanOutcome]) -> BestPlans:
     """Latency: alone, or the mean at the rate if there is one. Ties go to the plan with fewer GPUs in a replica."""
 
-    def small(outcome: PlanOutcome) -> int:
-        return outcome.plan.pp * outcome.plan.tp
-
     def latency_s(outcome: PlanOutcome) -> float:
         if outcome.at_rate is None:
             return outcome.alone_s
         return fmean((text.ended_s or math.inf) - text.arrived_s for text in outcome.at_rate.texts)
 
+    def least(aim: Callable[[PlanOutcome], float]) -> PlanOutcome:
+        return min(found, key=lambda each: (aim(each), each.plan.pp * each.plan.tp))
+
     return BestPlans(
-        min(found, key=lambda each: (latency_s(each), small(each))),
-        min(found, key=lambda each: (-each.backlog.tokens_s, small(each))),
-        min(found, key=lambda each: (each.backlog.joules_token, small(each))),
+        least(latency_s), least(lambda each: -each.backlog.tokens_s), least(lambda each: each.backlog.joules_token)
     )
 
 
@@ -493,3 +513,173 @@ def search_advice(given: PlanInput, found: Sequence[PlanOutcome]) -> str:
         f"{said}. At {given.rate:g} requests a second, {keeping} of {len(found)} plans keep both objectives for "
         f"{100 * given.slo.share:.0f} % of the requests."
     )
+
+
+# --- one large replica or several small ones --------------------------------------------------------------------------
+
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROUNDS = 4
+"""Requests for each that runs at once."""
+
+
+def layouts(gpus: int, experts: int) -> list[ParallelPlan]:
+    """Those of ScaleLLM (for its 8 GPUs TP8 x 1, TP4 x 2 and TP2 x 4); with experts also EP4-TP2 and EP2-TP4 of one
+    replica."""
+    dense = [ParallelPlan(dp=gpus // tp, tp=tp) for tp in (gpus, gpus // 2, gpus // 4) if tp > 0 and gpus % tp == 0]
+    mixed = [ParallelPlan(tp=gpus, ep=ep) for ep in (gpus // 2, gpus // 4) if ep > 1 and experts > 1]
+    return list(dict.fromkeys([*dense, *mixed]))
+
+
+Grid: TypeAlias = Mapping[ParallelPlan, Mapping[int, float]]
+"""Tokens a second of each layout, by concurrency."""
+
+
+def grid(given: PlanInput, concurrencies: Sequence[int] = CONCURRENCIES) -> Grid:
+    """All layouts that fit. Raises PlanError if none does.
+
+    Few GPUs in a replica read all weights in each replica; many GPUs read them once, and talk more. Which is better
+    depends on how many requests run at once.
+    """
+    found = {
+        plan: {each: closed_loop(given, plan, each) for each in concurrencies}
+        for plan in layouts(given.gpus, given.model.experts)
+        if is_valid(plan, given.model) and fits(given, plan)
+    }
+    if not found:
+        raise unfitting(given)
+    return found
+
+
+def closed_loop(given: PlanInput, plan: ParallelPlan, clients: int) -> float:
+    """Tokens a second with so many clients, which ask again as soon as they are answered.
+
+    Each replica has its share of the clients, at most its largest batch; the others wait.
+    """
+    each = min(given.max_batch, math.ceil(clients / plan.dp))
+    one = ReplicaModel(replace(given, max_batch=each), replace(plan, dp=1))
+    return min(plan.dp, clients) * serve(one, requests(given.lengths, ROUNDS * each, math.inf)).tokens_s
+
+
+def best_by_concurrency(found: Grid) -> dict[int, ParallelPlan]:
+    """The layout with the most tokens a second at each concurrency."""
+    concurrencies = next(iter(found.values()))
+    return {each: max(found, key=lambda plan: found[plan][each]) for each in concurrencies}
+
+
+def grid_advice(best: Mapping[int, ParallelPlan]) -> str:
+    """Which layout is best where."""
+    top = list(best.items())
+    first, plan = top[0]
+    said = [f"{plan.name} yields most from {first} concurrent request on"]
+    said += [f"{plan.name} from {at} on" for (_, before), (at, plan) in pairwise(top) if plan != before]
+    return ", ".join(said) + "."
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+SHOWN = 12
+"""Rows of the table; --json has all."""
+
+
+@plan_command("search", *search_options(), SLO, shown="searching")
+@click.option("--rate", type=float, help="Requests a second of all GPUs; then latencies are those at this rate.")
+@click.option("--price", type=float, help="Of an hour of one such GPU.")
+def search_command(given: PlanInput, rate: float | None, price: float | None, watch: SearchWatch) -> PlanAnswer:
+    """Try every parallelism (dp, pp, tp, experts, attention-dp) on several GPUs, and name the best.
+
+    \b
+    Examples:
+      penstock plan search --model llama-3.1-70b --gpu h200 --gpus 8 --price 3.80
+      penstock plan search --model llama-3.1-8b --gpu l4 --rate 1
+    """
+    if rate is not None and rate <= 0:
+        raise PlanError(f"--rate {rate:g}: requests a second are above 0")
+    if price is not None and not price > 0:
+        raise PlanError(f"--price {price:g}: a price of an hour is above 0")
+    given, notes = replace(given, rate=rate), assumed_prices([given.device] if price is None else [])
+    price = given.device.price_per_hour if price is None else price
+    found = search(given, watch)
+    top, each_million = best(found)._asdict(), per_million(given.gpus, 1.0)
+    hours = {each.plan: each_million / each.backlog.tokens_s for each in found}
+    kept = pareto(found, lambda each: hours[each.plan], lambda each: each.alone_s)
+    value = inputs_of(given, "gpus", "efficiency", "rate") | {
+        **{f"{aim}_optimal": each.plan.name for aim, each in top.items()},
+        "price_per_hour": price,
+        "pareto": [each.plan.name for each in kept],
+        "plans": [
+            _outcome_json(each)
+            | {
+                "gpu_hours_per_million_tokens": hours[each.plan],
+                "price_per_million_tokens": None if price is None else price * hours[each.plan],
+            }
+            for each in found
+        ],
+    }
+    columns: dict[str, Callable[[PlanOutcome], str]] = {
+        "plan": lambda each: each.plan.name,
+        "best": lambda each: ", ".join(aim for aim, other in top.items() if other is each) or "-",
+        **COLUMNS,
+        **({} if rate is None else AT_RATE_COLUMNS),
+    }
+    drawn = ""
+    if len(found) > 1:
+        ordered = sorted(found, key=kept.__contains__)  # those that are kept are drawn last, over the others
+        y = "GPU-hours of a million tokens" if price is None else "price of a million tokens"
+        points = [(each.alone_s, (price or 1.0) * hours[each.plan]) for each in ordered]
+        signs = "".join("P" if each in kept else "." for each in ordered)
+        names = ", ".join(each.plan.name for each in kept)
+        drawn = plot(points, "latency of a lone request, s", y, signs=signs)
+        drawn += f"\nP: no other is as cheap at less latency: {names}"
+    more = f" {len(found) - SHOWN} more plans are in --json." if len(found) > SHOWN else ""
+    notes = [f"Simulated at {given.efficiency:g} of the roofline.{more}", *notes]
+    return PlanAnswer(value, [PlanTable.of(found[:SHOWN], columns)], search_advice(given, found), drawn, notes)
+
+
+def _outcome_json(each: PlanOutcome) -> dict[str, Any]:
+    """One plan with its figures."""
+    plan = each.plan
+    found = {
+        "plan": plan.name, **asdict(plan), "kv_tokens_per_replica": each.kv_tokens,
+        "alone_s": each.alone_s, "alone_ttft_s": each.alone_ttft_s, "alone_tpot_s": each.alone_tpot_s,
+        **each.backlog.value,
+    }  # fmt: skip
+    if each.at_rate is not None and each.kept is not None:
+        found |= each.at_rate.quantiles(p50=0.5, p95=0.95) | each.kept.value
+    return found
+
+
+COLUMNS: Mapping[str, Callable[[PlanOutcome], str]] = {
+    "alone": lambda each: seconds(each.alone_s),
+    "first token": lambda each: seconds(each.alone_ttft_s),
+    "per token": lambda each: seconds(each.alone_tpot_s),
+    "backlog tok/s": lambda each: three(each.backlog.tokens_s),
+    "J/token": lambda each: three(each.backlog.joules_token),
+    "mfu": lambda each: f"{each.backlog.mfu:.2f}",
+    "mbu": lambda each: f"{each.backlog.mbu:.2f}",
+}
+AT_RATE_COLUMNS: Mapping[str, Callable[[PlanOutcome], str]] = {
+    "p95 first": lambda each: seconds(quantile(each.at_rate.ttfts_s, 0.95)) if each.at_rate else "-",
+    "p95 token": lambda each: seconds(quantile(each.at_rate.tpots_s, 0.95)) if each.at_rate else "-",
+    "kept": lambda each: f"{100 * each.kept.both:.0f} %" if each.kept else "-",
+}
+USUAL_BATCH = 64
+"""ScaleLLM's router sends more concurrent requests than that to several replicas."""
+
+
+@plan_command("grid", *search_options(USUAL_BATCH))
+def grid_command(given: PlanInput) -> PlanAnswer:
+    """Compare one large replica with several small ones on the same GPUs, by concurrent requests.
+
+    \b
+    Examples:
+      penstock plan grid --model mixtral-8x7b --gpu h100 --gpus 8
+    """
+    found = grid(given)
+    top = best_by_concurrency(found)
+    value = inputs_of(given, "gpus", "efficiency", "max_batch") | {
+        "layouts": [{"plan": plan.name, "tokens_s": rates} for plan, rates in found.items()],
+        "best": {each: plan.name for each, plan in top.items()},
+    }
+    rows = [[f"{each}", *(three(rates[each]) for rates in found.values()), plan.name] for each, plan in top.items()]
+    header = ["concurrent", *(f"{plan.name} tok/s" for plan in found), "best"]
+    return PlanAnswer(value, [PlanTable(header, rows)], grid_advice(top))

@@ -1,8 +1,13 @@
-"""Tuning: which concurrencies to measure within a budget of time, and which settings the measured frontier recommends.
+"""Tuning: which concurrencies to measure within a budget, the knee of the measured frontier, and what it recommends.
 
 A measured server has concurrent requests for a batch: it runs as many at once as clients ask it at once. The latency of
 a request grows in a straight line with them, a + b c, for a step takes t_mem + t_comp B. Two short probes give that
 line, and so the time that a sweep will take.
+
+The knee is the batch from which doubling it gains less than a tenth of throughput. After SLM-Pareto: throughput stops
+growing with the batch, for arithmetic becomes the limit. The curve of such an engine is thr(B) = B / (t_mem + t_comp
+B), so B / thr is a straight line. The finder fits that line to all measurements, which averages their noise out, and
+asks the doubling rule of it. Where measurements are not such a curve, it asks the rule of their medians.
 """
 
 from __future__ import annotations
@@ -13,13 +18,97 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from statistics import fmean, median
-from typing import Protocol
+from typing import Any, Protocol
 
-from planner.facts.catalogue import Accelerator, PlanError
-from planner.facts.model import ModelShape
-from planner.knee import GAIN, FrontierPoint, Knee, doublings, fitted, knee, pareto
-from planner.load import PlanInput, Precision, RequestLengths
-from planner.memory import BLOCK_TOKENS, kv_tokens_of, replicas_for
+from planner.answers import PlanTable, known, plot, seconds, three
+from planner.cost import GAIN, FrontierPoint, pareto
+from planner.facts.catalogue import Accelerator, ModelShape, PlanError
+from planner.fit import least_squares
+from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
+from planner.roofline import BLOCK_TOKENS, doublings, kv_tokens_of, replicas_for
+from planner.search import Attainment
+
+MAX_MISFIT = 0.10
+"""Mean relative distance of the medians from the fitted curve from which the measurements are no such curve."""
+RESAMPLED = 200
+"""Draws of the measurements for the confidence."""
+
+Samples = Mapping[int, Sequence[float]]
+"""Measured throughput by batch size, of one or several repeats; batch sizes double."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """The knee, and how sure it is."""
+
+    batch: int
+    gain: float
+    """What twice the batch would gain, as a share."""
+    confidence: float
+    """Share of the measurements, drawn again with the noise that they showed, that have the same knee. With one repeat
+    no noise is known, and it is 1."""
+    is_fitted: bool
+    """Whether the curve was fitted; else the rule saw the medians themselves."""
+    is_beyond: bool
+    """Whether it is the largest batch that was measured: the knee is there or beyond."""
+    reason: str
+
+
+def knee(samples: Samples, random: Random) -> Knee:
+    """Find the knee. Raises ValueError for fewer than two batch sizes."""
+    if len(samples) < 2:
+        raise ValueError(f"{len(samples)} batch sizes: a knee needs two or more")
+    batch, more, is_fitted = _found(samples)
+    noise, is_beyond = _noise(samples), batch == max(samples)
+    share = sum(_found(_drawn(samples, noise, random))[0] == batch for _ in range(RESAMPLED)) / RESAMPLED
+    return Knee(batch, more, share, is_fitted, is_beyond, _reason(batch, more, is_beyond=is_beyond))
+
+
+def _reason(batch: int, more: float, *, is_beyond: bool) -> str:
+    if more >= GAIN:
+        return f"throughput still rises at {batch}, the largest that was measured"
+    # Never rounded up: 9.96 % is less than 10 %.
+    shown = f"{100 * more:.0f}" if round(100 * more) < 100 * GAIN else f"{math.floor(1000 * more) / 10:.1f}"
+    said = f"twice {batch} would gain {shown} %, less than {100 * GAIN:.0f} %"
+    return f"{said}, but nothing beyond {batch} was measured" if is_beyond else said
+
+
+def _found(samples: Samples) -> tuple[int, float, bool]:
+    """The first measured batch that doubling gains less than GAIN on the curve, else the largest; that gain; whether
+    the curve was fitted."""
+    curve = medians = {batch: median(samples[batch]) for batch in sorted(samples)}
+    if line := fitted(samples):
+        modelled = {batch: batch / (line[0] + line[1] * batch) for batch in (*medians, 2 * max(medians))}
+        if fmean(abs(modelled[batch] / rate - 1) for batch, rate in medians.items()) <= MAX_MISFIT:
+            curve = modelled
+    for batch in medians:
+        if 2 * batch in curve and (more := curve[2 * batch] / curve[batch] - 1) < GAIN:
+            return batch, more, curve is not medians
+    return max(medians), GAIN, curve is not medians
+
+
+def fitted(samples: Samples) -> tuple[float, float] | None:
+    """t_mem and t_comp by least squares of B / thr = t_mem + t_comp B, where noise is a share of the value. None: the
+    measurements have no such curve, for one of the two would be negative."""
+    points = [(batch, rate) for batch, rates in samples.items() for rate in rates if rate > 0]
+    t_mem, t_comp = least_squares([(1.0, batch) for batch, _ in points], [batch / rate for batch, rate in points])
+    return (t_mem, t_comp) if t_mem > 0 and t_comp > 0 else None
+
+
+def _noise(samples: Samples) -> float:
+    """Relative standard deviation of one measurement, pooled over all batch sizes: a few repeats of one say little."""
+    means = {batch: fmean(rates) for batch, rates in samples.items()}
+    squares = sum((rate / means[batch] - 1) ** 2 for batch, rates in samples.items() for rate in rates)
+    return math.sqrt(squares / max(1, sum(len(rates) - 1 for rates in samples.values())))
+
+
+def _drawn(samples: Samples, noise: float, random: Random) -> Samples:
+    """The mean of each batch size as it might have been, with the noise of a mean of so many."""
+    return {
+        batch: [fmean(rates) * max(0.01, random.gauss(1, noise / math.sqrt(len(rates))))]
+        for batch, rates in samples.items()
+    }
+
 
 ROUNDS = 8
 """Requests of one client at low concurrency."""
@@ -125,7 +214,7 @@ def is_flat(rates: Mapping[int, float]) -> bool:
 def held_out_error(rates: Mapping[int, Sequence[float]]) -> float | None:
     """How far the curve of every second concurrency is from the others: the median of |predicted / measured - 1|.
 
-    None: fewer than four were measured, or they have no such curve (planner/knee.py).
+    None: fewer than four were measured, or they have no such curve (`fitted`).
     """
     clients = sorted(rates)
     line = fitted({each: rates[each] for each in clients[::2]}) if len(clients) >= MIN_HELD_OUT else None
@@ -166,10 +255,18 @@ class LevelReading:
     joules: float | None = None
     """That the GPUs used meanwhile; None: unknown."""
 
+    def kept(self, slo: LatencySlo) -> Attainment:
+        """Shares of all requests that kept the objectives; one that failed kept none."""
+        return Attainment.of([(answer.ttft, answer.tpot or 0.0) for answer in self.answers], self.requests, slo)
+
     @property
     def joules_token(self) -> float | None:
         tokens = sum(answer.tokens for answer in self.answers)
         return None if self.joules is None or not tokens else self.joules / tokens
+
+
+Readings = Mapping[int, Sequence[LevelReading]]
+"""By concurrency, of each pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,21 +295,22 @@ class MeasuredFrontier:
         return tuple((float(point.batch), round(point.tokens_s, 1)) for point in self.points)
 
 
-def frontier_of(readings: Mapping[int, Sequence[LevelReading]], random: Random) -> MeasuredFrontier:
-    """The frontier of all readings, by concurrency and repeat."""
+def frontier_of(
+    readings: Readings, random: Random, left_out: tuple[int, ...] = (), cause: str = ""
+) -> MeasuredFrontier:
+    """The frontier of all readings, by concurrency and repeat, and what was not measured and why."""
     points = tuple(_mean(clients, readings[clients]) for clients in sorted(readings))
     kept = pareto(points, lambda each: -each.tokens_s, lambda each: each.latency_s)
     rates = {clients: [each.tokens_s for each in ones] for clients, ones in readings.items()}
-    repeats = min(map(len, rates.values()))
-    return MeasuredFrontier(points, tuple(kept), knee(rates, random), repeats, held_out_error(rates))
+    repeats, error = min(map(len, rates.values())), held_out_error(rates)
+    return MeasuredFrontier(points, tuple(kept), knee(rates, random), repeats, error, left_out, cause)
 
 
 def _mean(clients: int, ones: Sequence[LevelReading]) -> FrontierPoint:
     """The repeats of one concurrency; its joules are those of the repeats whose energy is known."""
     joules = [each.joules_token for each in ones if each.joules_token is not None]
-    tokens_s, requests_s, latency_s = (
-        fmean(each) for each in zip(*((one.tokens_s, one.requests_s, one.latency_s) for one in ones), strict=True)
-    )
+    names = ("tokens_s", "requests_s", "latency_s")
+    tokens_s, requests_s, latency_s = (fmean(getattr(one, name) for one in ones) for name in names)
     return FrontierPoint(clients, tokens_s, requests_s, latency_s, fmean(joules) if joules else None)
 
 
@@ -278,3 +376,111 @@ def tuning_advice(found: MeasuredFrontier, wanted: Recommendation) -> str:
     if found.repeats > 1 and found.knee.confidence < ENOUGH:
         said.append(f"The knee is unsure ({100 * found.knee.confidence:.0f} %): more --repeats would tell")
     return ". ".join(said) + "."
+
+
+def frontier_json(found: MeasuredFrontier, wanted: Recommendation, readings: Readings) -> dict[str, Any]:
+    """The frontier with its knee and what it speaks for."""
+    return {
+        "points": [
+            {
+                "concurrency": point.batch,
+                "tokens_s": point.tokens_s,
+                "requests_s": point.requests_s,
+                "latency_s": point.latency_s,
+                "joules_per_token": point.joules_token,
+                "is_dominated": point not in found.kept,
+                "repeats": len(readings[point.batch]),
+                "requests": sum(each.requests for each in readings[point.batch]),
+                "failed": sum(each.failed for each in readings[point.batch]),
+            }
+            for point in found.points
+        ],
+        "knee": {
+            "concurrency": found.knee.batch,
+            "gain_of_twice": found.knee.gain,
+            "confidence": found.knee.confidence if found.repeats > 1 and not found.is_open else None,
+            "is_beyond": found.knee.is_beyond,
+            "is_fitted": found.knee.is_fitted,
+            "reason": found.knee.reason,
+        },
+        "recommended": {
+            "max_batch_size": None if wanted.withheld else wanted.max_batch_size,
+            "kv_tokens": None if wanted.withheld else wanted.kv_tokens,
+            "replicas": wanted.replicas,
+            "withheld": wanted.withheld or None,
+        },
+        "left_out": found.left_out,
+        "curve": found.curve,
+        "held_out_error": found.error,
+    }
+
+
+def frontier_table(found: MeasuredFrontier) -> PlanTable:
+    """Joules have a column if they are known."""
+    header, has_joules = ["at once", "tokens/s", "requests/s", "request"], any(p.joules_token for p in found.points)
+    rows = []
+    for point in found.points:
+        row = [f"{point.batch}", three(point.tokens_s), three(point.requests_s), seconds(point.latency_s)]
+        row += [known(three, point.joules_token)] * has_joules
+        rows.append([*row, "knee" if point.batch == found.knee.batch else "" if point in found.kept else "dominated"])
+    return PlanTable((*header, *["J/token"] * has_joules, "note"), rows)
+
+
+def power_note(readings: Readings, device: Accelerator | None, gpus: int) -> list[str]:
+    """How near to its limit the GPU was at the highest concurrency whose energy is known: a line of advice."""
+    metered = [(clients, one) for clients, ones in readings.items() for one in ones if one.joules is not None]
+    if device is None or not device.watts or not metered:
+        return []
+    clients, reading = max(metered, key=lambda each: each[0])
+    watts = (reading.joules or 0.0) / reading.seconds
+    share = watts / (device.watts * max(1, gpus))
+    return [f"At {clients} at once the GPUs draw {watts:.0f} W, {100 * share:.0f} % of their limit ({device.name})."]
+
+
+def frontier_plot(found: MeasuredFrontier) -> str:
+    points = [(float(point.batch), point.tokens_s) for point in found.points]
+    marked = next(point for point in points if point[0] == found.knee.batch)
+    return plot(points, "requests at once", "tokens/s", marked, "the knee")
+
+
+def frontier_notes(found: MeasuredFrontier, wanted: Recommendation) -> list[str]:
+    notes = []
+    if found.knee.is_beyond:
+        notes.append(f"The knee is at least {found.knee.batch}; how far beyond was not measured.")
+    elif not found.left_out:
+        sure = f"{100 * found.knee.confidence:.0f} % sure"
+        sure = sure if found.repeats > 1 else "measured once: its confidence is unknown"
+        notes.append(f"The knee is {sure}. KV cache of that batch: {wanted.kv_tokens:,} tokens.")
+    if found.error is not None:
+        notes.append(
+            f"The curve of every second concurrency predicts the throughput of the others to {100 * found.error:.0f} %."
+        )
+    return notes
+
+
+BATCH_KEY = {"trtllm": "max_batch_size", "sim": "slots", "llamacpp": "slots"}
+"""By engine, the option of the requests at once."""
+KV_KEY = {"trtllm": "kv_cache.max_tokens", "sim": "kv_tokens"}
+"""By engine, the option of the cache's tokens; llama.cpp's follows from slots and context."""
+
+
+def settings_lines(model: str, wanted: Recommendation) -> list[str]:
+    """The settings of a Penstock that serves the model, by engine."""
+    found = ["Put this into penstock.toml, and restart the instance: penstock down, penstock up", f'[models."{model}"]']
+    for engine, key in BATCH_KEY.items():
+        cache = f", options.{KV_KEY[engine]} = {wanted.kv_tokens}" if engine in KV_KEY else ""
+        found.append(f"# engine {engine}: options.{key} = {wanted.max_batch_size}{cache}")
+    return found + ([f"max_workers = {wanted.replicas}"] if wanted.replicas else [])
+
+
+def goodput_words(found: float, tried: dict[float, Attainment], slo: LatencySlo, ended: str) -> str:
+    """The rate, what gives way first, and why the search ended before its end, if it did."""
+    end, share = f" {ended}" if ended else "", f"{100 * slo.share:.0f} %"
+    if not tried:
+        return f"No rate was measured.{end}"
+    worst = min((each for rate, each in tried.items() if rate > found), key=lambda each: each.both, default=None)
+    gives = "first token" if worst and worst.ttft < worst.tpot else "time between tokens"
+    if not found:
+        return f"At no rate do {share} of the requests keep {slo.words}: the {gives} gives way.{end}"
+    beyond = f"; beyond it the {gives} gives way" if worst else ""
+    return f"{three(found)} requests a second keep {slo.words} for {share} of them{beyond}.{end}"

@@ -16,7 +16,7 @@ from telemetry.tracing import OPERATIONS
 if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge
 
-    from telemetry.buffered import BufferedCounter, BufferedHistogram, Labelled
+    from telemetry.metrics import BufferedCounter, BufferedHistogram, Labelled
 
     BufferedCounters: TypeAlias = Labelled[BufferedCounter]
     Histograms: TypeAlias = Labelled[BufferedHistogram]

@@ -173,33 +173,28 @@ class GpuReadings:
 
     def joules(self) -> dict[str, float]:
         """What each GPU has used since its driver was loaded, by its UUID; GPUs that do not tell are left out."""
-        found = {}
-        for uuid, device in self._devices.items():
-            used = ctypes.c_ulonglong()
-            if self._library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(used)) == 0:
-                found[uuid] = used.value / MJ_PER_J
-        return found
+        return {uuid: each.joules for uuid, each in self.read().items() if each.joules is not None}
 
     def read(self) -> dict[str, GpuReading]:
         """Everything that the driver tells of each GPU, by its UUID."""
-        joules = self.joules()
-        tell_memory = getattr(self._library, "nvmlDeviceGetMemoryInfo_v2", None)  # drivers since 2022
         found = {}
         for uuid, device in self._devices.items():
-            rates, milliwatts = _Rates(), ctypes.c_uint()
+            millijoules, milliwatts, rates = ctypes.c_ulonglong(), ctypes.c_uint(), _Rates()
             memory = _Memory(version=ctypes.sizeof(_Memory) | 2 << 24)
-            tells_busy = self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates)) == 0
-            tells_power = self._library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts)) == 0
-            tells_memory = tell_memory is not None and tell_memory(device, ctypes.byref(memory)) == 0
             reading = GpuReading(
-                joules.get(uuid),
-                rates.gpu / 100 if tells_busy else None,
-                milliwatts.value / MW_PER_W if tells_power else None,
-                float(memory.used) if tells_memory else None,
+                millijoules.value / MJ_PER_J if self._told(device, "TotalEnergyConsumption", millijoules) else None,
+                rates.gpu / 100 if self._told(device, "UtilizationRates", rates) else None,
+                milliwatts.value / MW_PER_W if self._told(device, "PowerUsage", milliwatts) else None,
+                float(memory.used) if self._told(device, "MemoryInfo_v2", memory) else None,
             )
             if reading != NOTHING:
                 found[uuid] = reading
         return found
+
+    def _told(self, device: ctypes.c_void_p, what: str, into: Any) -> bool:
+        """Ask a GPU; False if it does not tell, or the driver (MemoryInfo_v2 came in 2022) does not know the call."""
+        call = getattr(self._library, f"nvmlDeviceGet{what}", None)
+        return call is not None and call(device, ctypes.byref(into)) == 0
 
     def _device(self, index: int) -> tuple[str, ctypes.c_void_p]:
         device, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(UUID_BYTES)

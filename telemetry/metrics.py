@@ -5,18 +5,22 @@ to files there, and each can show the sum, including processes that have ended. 
 lanes: its callers count, and it shows the counts.
 
 prometheus_client chooses between the two modes while it is imported, so it is imported by `Metrics.start`.
+
+What is counted for every request and every token is buffered: an observation then costs 0.2 us; in the library 1.1 us,
+or 2.7 us with a label look-up and a shared folder. Buffered counts only grow and have one writer, the event loop;
+`flush`, in any thread, adds the growth to the library's metric. So no observation is lost even if another thread
+flushes in the middle of one.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from telemetry.buffered import BufferedCounter, BufferedHistogram, Labelled
 from telemetry.catalogue import (
     GROUPS,
     JobMetrics,
@@ -30,11 +34,103 @@ from telemetry.catalogue import (
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
-    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 
 
-@dataclass(frozen=True, slots=True)
-class GaugeSample:
+class BufferedCounter:
+    """A buffered counter."""
+
+    __slots__ = ("_counter", "_flushed", "_value")
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._value = self._flushed = 0
+
+    def inc(self, n: int = 1) -> None:
+        self._value += n
+
+    def flush(self) -> None:
+        """Add the growth since the last flush to the counter; never from two threads at once."""
+        if (now := self._value) != self._flushed:
+            self._counter.inc(now - self._flushed)
+            self._flushed = now
+
+
+class BufferedHistogram:
+    """A buffered histogram."""
+
+    __slots__ = ("_bounds", "_bucket", "_counts", "_flushed", "_flushed_total", "_histogram", "_total", "_value")
+
+    def __init__(self, histogram: Histogram, bounds: tuple[float, ...]) -> None:
+        self._histogram = histogram
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+        self._value, self._bucket = 0.0, 0
+        """The value that `observe_equal` had last, and its bucket."""
+        self._flushed = list(self._counts)
+        self._flushed_total = 0.0
+
+    def observe(self, value: float, n: int = 1) -> None:
+        """Add `n` observations of the same value, in seconds."""
+        self._counts[bisect_left(self._bounds, value)] += n
+        self._total += value * n
+
+    def observe_equal(self, total: float, n: int) -> None:
+        """Add `n` equal observations of `total` seconds together. Inlined, because it runs once a token."""
+        value = total / n
+        if value != self._value:  # the tokens of one engine step all have the same value
+            self._value, self._bucket = value, bisect_left(self._bounds, value)
+        self._counts[self._bucket] += n
+        self._total += total
+
+    def flush(self) -> None:
+        """Add the growth since the last flush to the histogram; never from two threads at once."""
+        counts, total = list(self._counts), self._total
+        if counts == self._flushed:
+            return
+        for bucket, now, before in zip(self._histogram._buckets, counts, self._flushed, strict=True):
+            if now != before:
+                bucket.inc(now - before)
+        self._histogram._sum.inc(total - self._flushed_total)
+        self._flushed, self._flushed_total = counts, total
+
+
+Buffer = TypeVar("Buffer", BufferedCounter, BufferedHistogram)
+
+
+class Labelled(Generic[Buffer]):
+    """A buffered metric with labels: one buffer per set of label values, flushed whenever the library collects it."""
+
+    def __init__(self, instrument: Counter | Histogram, buffered: Callable[[Any], Buffer]) -> None:
+        """`instrument`: the library's metric. `buffered` makes the buffer of its part with some label values."""
+        self.instrument = instrument
+        self._buffered: Callable[[Any], Buffer] = buffered
+        self._by_labels: dict[tuple[str, ...], Buffer] = {}
+        self._lock = threading.Lock()
+
+    def labels(self, *values: str) -> Buffer:
+        """The buffer of these label values; hot code keeps a reference to it."""
+        buffer = self._by_labels.get(values)
+        if buffer is None:
+            buffer = self._by_labels[values] = self._buffered(self.instrument.labels(*values))
+        return buffer
+
+    def flush(self) -> None:
+        """Pass on what came since the last time."""
+        with self._lock:
+            for buffer in list(self._by_labels.values()):
+                buffer.flush()
+
+    def collect(self) -> Iterable[Metric]:
+        self.flush()
+        return self.instrument.collect()
+
+    def describe(self) -> Iterable[Metric]:
+        return self.instrument.describe()
+
+
+class GaugeSample(NamedTuple):
     """One value of a gauge that is computed at each scrape, with its label values in the gauge's order."""
 
     gauge: MetricSpec
@@ -84,7 +180,7 @@ class Metrics(RequestMetrics, JobMetrics, WorkerMetrics, OfflineMetrics, RecordM
 
     def __init__(self, metrics_dir: str, role: str, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._buffered: list[Labelled[BufferedCounter] | Labelled[BufferedHistogram]] = []
+        self._buffered: list[Labelled[Any]] = []
         """Buffered metrics, counted per request or per token; `flush` adds them to the library's metrics."""
         self._answers: dict[tuple[str, str], AnswerMetrics] = {}
         self._dir = Path(metrics_dir) if metrics_dir else None
@@ -109,7 +205,7 @@ class Metrics(RequestMetrics, JobMetrics, WorkerMetrics, OfflineMetrics, RecordM
             for value in row.values if len(row.labels) == 1 else ():
                 counter.labels(value)
             return counter
-        found: Labelled[BufferedCounter] | Labelled[BufferedHistogram]
+        found: Labelled[Any]
         if row.kind == "counter":
             found = Labelled(Counter(*about, registry=None), BufferedCounter)
         else:
@@ -144,16 +240,11 @@ class Metrics(RequestMetrics, JobMetrics, WorkerMetrics, OfflineMetrics, RecordM
 
     def answers(self, operation: str, model: str) -> AnswerMetrics:
         """The metrics of the answers with these labels."""
-        found = self._answers.get((operation, model))
+        found = self._answers.get(of := (operation, model))
         if found is None:
-            of = (operation, model)
-            found = self._answers[of] = AnswerMetrics(
-                self.request_duration.labels(*of),
-                self.time_to_first_token.labels(*of),
-                self.time_per_output_token.labels(*of),
-                self.token_usage.labels(*of, "input"),
-                self.token_usage.labels(*of, "output"),
-            )
+            times = (self.request_duration, self.time_to_first_token, self.time_per_output_token)
+            usage = (self.token_usage.labels(*of, which) for which in ("input", "output"))
+            found = self._answers[of] = AnswerMetrics(*(each.labels(*of) for each in times), *usage)
         return found
 
     def count_error(self, code: str) -> None:
@@ -214,29 +305,23 @@ def merged(folder: Path) -> Iterable[Metric]:
     """The sum over all processes, of those that are gone without their gauges."""
     from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415 - see the module's docstring
 
-    files = [str(path) for path in folder.glob("*.db") if _has_values(path) and not _is_stale(path)]
-    merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+    # A file without a size is one that another process is just creating: the library cannot read it.
+    there = [path for path in folder.glob("*.db") if path.exists() and path.stat().st_size and not _is_stale(path)]
+    merged: Iterable[Metric] = MultiProcessCollector.merge(list(map(str, there)))  # type: ignore[no-untyped-call]
     return merged
 
 
-def _has_values(path: Path) -> bool:
-    """False for a file that another process is just creating: the library cannot read it."""
-    return path.exists() and path.stat().st_size > 0
-
-
 def _is_stale(path: Path) -> bool:
+    """Whether it has the live gauges of a process that is gone."""
     kind, _, pid = path.stem.rpartition("_")
-    return kind.startswith("gauge_live") and not _alive(int(pid))
-
-
-def _alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
+        if kind.startswith("gauge_live"):
+            os.kill(int(pid), 0)
     except ProcessLookupError:
-        return False
+        return True
     except PermissionError:
-        return True  # somebody else's process, so there is one
-    return True
+        return False  # somebody else's process, so there is one
+    return False
 
 
 def drop_live_gauges(folder: Path, pid: int) -> None:

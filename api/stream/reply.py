@@ -35,8 +35,8 @@ from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import CancelledBy, JobState, operation_of
 from streaming.jobs.records import Delivered
 from streaming.jobs.relay import Flow
-from telemetry.buffered import BufferedHistogram
 from telemetry.latency import EGRESS_FIRST, PARTS, end_to_end, inter_token_latency, time_to_first_token
+from telemetry.metrics import BufferedHistogram
 from telemetry.records.schema import DeliveryRecord
 from telemetry.tracing import FIRST_SENT, current
 

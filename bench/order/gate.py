@@ -13,7 +13,6 @@ from typing import Any
 from msgspec import Struct, structs
 
 from bench import plots, report
-from bench.order.engines import NoEvictEngine
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, columns
 from planner.simulator.engine import (
@@ -84,6 +83,13 @@ class GateOutcome(Struct, frozen=True, kw_only=True):
     @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
+
+
+class NoEvictEngine(ModelEngine):
+    """Takes a text if it fits with its whole limit (TensorRT-LLM's GUARANTEED_NO_EVICT)."""
+
+    def _fits(self, text: ModelText) -> bool:
+        return sum(each.prompt + each.limit for each in (*self.running, text)) <= self.shape.kv_tokens
 
 
 def simulated(

@@ -1,21 +1,25 @@
-"""Part `replay`: goodput of a bursty trace of three tenants beside a batch, by four orders, in the simulator."""
+"""Part `replay`: goodput of a bursty trace of three tenants beside a batch, by four orders, in the simulator.
+
+Requests have Gamma gaps and lengths by Zipf's law. Gaps are Gamma with shape 1/cv^2 and scale cv^2/rate: mean 1/rate,
+coefficient of variation cv. One order is that of vLLM's priority scheduler.
+"""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any
 
 from bench import plots
-from bench.order.arrivals import requests
-from bench.order.engines import Everything, RankedEngine
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
 from bench.stats import quantile
-from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
+from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import (
     ModelWorker,
     PenstockQueue,
@@ -26,11 +30,63 @@ from planner.simulator.queues import (
     by_arrival,
     by_lane,
 )
-from planner.simulator.trace import TraceRow, cut
+from planner.trace import TraceRow, cut
 from scheduler.policy.snapshot import TARGETS
 from streaming.fleet.settings import LatencyTargets
 from streaming.order import Priority
 from telemetry.latency import time_per_output_token
+
+MAX_RANK = 256
+PROMPT_UNIT, ANSWER_UNIT = 16, 6
+"""Tokens of a generated request: so many times a rank up to MAX_RANK, drawn with a probability of 1 / rank (Zipf)."""
+API_SHARE = 0.3
+"""Of generated calls, those by programs, on the standard lane; the others are conversations, on lane interactive."""
+
+
+def arrivals(rate: float, cv: float, chance: Random, seconds: float) -> Iterator[float]:
+    """Times at which `rate` requests a second come, in the mean."""
+    at = 0.0
+    while (at := at + chance.gammavariate(1 / cv**2, cv**2) / rate) < seconds:
+        yield at
+
+
+def requests(rate: float, cv: float, seed: int, seconds: float) -> Iterator[TraceRow]:
+    """The requests of so many seconds, by time; the same for the same seed."""
+    chance = Random(seed)  # noqa: S311 - a workload, not a secret
+    prompts, answers = _ranks(chance), _ranks(chance)
+    for at in arrivals(rate, cv, chance, seconds):
+        prompt, answer = PROMPT_UNIT * next(prompts), ANSWER_UNIT * next(answers)
+        yield TraceRow(at, prompt, answer, "standard" if chance.random() < API_SHARE else "interactive")
+
+
+def _ranks(chance: Random) -> Iterator[int]:
+    """For ever."""
+    ranks = range(1, MAX_RANK + 1)
+    weights = list(accumulate(1 / rank for rank in ranks))
+    while True:
+        yield from chance.choices(ranks, cum_weights=weights, k=1024)
+
+
+class RankedEngine(ModelEngine):
+    """Orders its queue by lane, then by arrival, and evicts the last text in that order."""
+
+    def submit(self, text: ModelText) -> None:
+        insort(self.waiting, text, key=by_lane)
+
+    def _take(self) -> None:
+        super()._take()
+        self.running.sort(key=by_lane)
+
+    def _put_back(self, text: ModelText) -> None:
+        self.submit(text)
+
+
+class Everything(AdmissionRule):
+    """Lets everything through at once."""
+
+    def admits(self, text: ModelText, engine: ModelEngine) -> bool:
+        return True
+
 
 OURS, FIFO, LANES, VLLM = "penstock", "FIFO", "lanes only", "vLLM's priority"
 

@@ -142,6 +142,11 @@ class ModelEngine:
         """The slot that was left first is taken first."""
 
     @property
+    def texts(self) -> list[ModelText]:
+        """All that it has: those that run, and those that wait inside."""
+        return [*self.running, *self.waiting]
+
+    @property
     def is_idle(self) -> bool:
         return not self.running and not self.waiting
 
@@ -268,32 +273,27 @@ class PastFuture(AdmissionRule):
         capacity = KvCapacity(shape.slots, shape.kv_tokens, 0, gate.reserve.share)
         if gate.wait_reason(self._next[1], capacity):
             return False
-        if text.lane == Priority.BATCH and not self._lets_in(text, engine):
-            return False
+        if text.lane == Priority.BATCH:
+            offline = sum([each.lane == Priority.BATCH for each in engine.texts])
+            if self.colocation.wait_reason(text.held, held, offline):
+                return False
         self.colocation.begin(self._next[1], held)
         gate.held[str(id(text))] = self._next[1]
         return True
 
-    def _lets_in(self, text: ModelText, engine: ModelEngine) -> bool:
-        offline = sum([each.lane == Priority.BATCH for each in (*engine.running, *engine.waiting)])
-        return not self.colocation.wait_reason(text.held, self.gate.held.values(), offline)
-
     def note(self, step: ModelStep) -> None:
+        """Learn the lengths of texts that ended, and how long first tokens took, but for those of preempted texts."""
         for text in step.tokens:
             if held := self.gate.held.get(str(id(text))):
                 held.generated = text.generated
         for text in step.ended:
-            self.note_first(text)
+            held = self.gate.held.get(str(id(text)))
+            if held is not None and text.first_s is not None and not text.preemptions:
+                self.colocation.note_first(held, text.prompt, text.first_s - text.handed_s)
             self.forget(text)
             self.gate.history.add(text.lane, text.tenant, text.generated)
         self._evicted += len(step.evicted)
         self.gate.reserve.note(len(step.ended), self._evicted)
-
-    def note_first(self, text: ModelText) -> None:
-        """Learn how long the first token of a text took that was never preempted."""
-        held = self.gate.held.get(str(id(text)))
-        if held is not None and text.first_s is not None and not text.preemptions:
-            self.colocation.note_first(held, text.prompt, text.first_s - text.handed_s)
 
     def forget(self, text: ModelText) -> None:
         self.gate.held.pop(str(id(text)), None)

@@ -275,7 +275,7 @@ class PenstockWorker(ModelWorker):
     def _lanes(self, now_s: float) -> Collection[Priority]:
         """The lanes from which a text may be claimed now. Where no place is free, the highest lane alone, if a batch
         text may be preempted for it."""
-        slots, texts = self.engine.shape.slots, [*self.engine.running, *self.engine.waiting]
+        slots, texts = self.engine.shape.slots, self.engine.texts
         is_batch = [text.lane == Priority.BATCH for text in self.held]
         if len(texts) >= slots or not all(is_batch):
             blocked = any(text.lane == Priority.INTERACTIVE for text in self.held)
@@ -287,16 +287,15 @@ class PenstockWorker(ModelWorker):
     def _crowding(self, now_s: float) -> Collection[str]:
         """The tenants that get no place now: those with more than their share, once few slots are free."""
         slots = self.engine.shape.slots
-        if len(self.engine.running) + len(self.engine.waiting) < slots - tenant_slots(slots, None):
-            return ()
-        return self._shares.crowding(slots, now_s)
+        is_roomy = len(self.engine.texts) < slots - tenant_slots(slots, None)
+        return () if is_roomy else self._shares.crowding(slots, now_s)
 
     def _make_way(self, text: ModelText, queue: TextQueue, now_s: float) -> bool:
         """Preempt batch texts one by one until the gate lets a text of lane interactive begin."""
         if text.lane != Priority.INTERACTIVE:
             return False
         for _ in range(MAX_VICTIMS):
-            texts, victims = self._texts(), choose_victims(self._jobs(), 1, now_s)
+            texts, victims = self.engine.texts, choose_victims(self._jobs(), 1, now_s)
             for victim in [texts[int(job_id)] for job_id in victims]:
                 self.engine.abort(victim)
                 self.rule.forget(victim)
@@ -307,13 +306,10 @@ class PenstockWorker(ModelWorker):
                 return bool(victims)
         return False
 
-    def _texts(self) -> list[ModelText]:
-        return [*self.engine.running, *self.engine.waiting]
-
     def _jobs(self) -> list[RunningJob]:
         return [
             RunningJob(f"{place:06}", Priority(text.lane), text.handed_s, 1, text.preemptions > 0, True)
-            for place, text in enumerate(self._texts())
+            for place, text in enumerate(self.engine.texts)
             if text.lane == Priority.BATCH
         ]
 
@@ -413,8 +409,7 @@ class PoolSimulation(Simulation):
         worker = self._workers[number]
         worker.fill(self._queue, self.now_s)
         self._roomy.pop(number, None)
-        engine = worker.engine
-        if len(engine.running) + len(engine.waiting) + len(worker.held) < engine.shape.slots:
+        if len(worker.engine.texts) + len(worker.held) < worker.engine.shape.slots:
             self._roomy[number] = None
         if number not in self._busy:
             self._begin_step(number)

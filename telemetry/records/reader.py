@@ -39,18 +39,13 @@ class RecordFile:
     size: int
 
 
-def file_name(now: float, role: str, pid: int) -> str:
-    """The name of a file that is begun now."""
-    at = datetime.fromtimestamp(now, UTC)
-    return f"{at:%Y%m%dT%H%M%S}.{at.microsecond // 1000:03d}-{role}-{pid}.jsonl"
-
-
 def create(folder: Path, now: float, role: str, pid: int) -> tuple[Path, int]:
     """Create the file that a process appends to from now on. Returns its path and a descriptor. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    name = file_name(now, role, pid)
+    at = datetime.fromtimestamp(now, UTC)
+    name = f"{at:%Y%m%dT%H%M%S}.{at.microsecond // 1000:03d}-{role}-{pid}"
     for number in range(100):
-        path = folder / (name if not number else f"{name.removesuffix('.jsonl')}-{number}.jsonl")
+        path = folder / f"{name}{f'-{number}' * bool(number)}.jsonl"
         with contextlib.suppress(FileExistsError):
             return path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
     raise FileExistsError(f"{folder / name} and its numbers are taken")

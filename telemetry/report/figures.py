@@ -1,21 +1,68 @@
-"""Figures of a report: counts, percentiles and parts of all requests of a window and of each group of them.
+"""Figures of a report: counts, percentiles, parts, energy and run times of all requests of a window and of each group.
 
 Every figure can be computed from the raw records by its definition here; docs/records.md repeats them.
+
+Run times are idealized and denoised, after HELM: how long requests would take alone, and what sharing cost them. The
+run time of a request alone is `overhead + per_prompt_token * p + per_token * (o - 1)` for p prompt tokens that were not
+cached and o output tokens. The coefficients are fitted, by least squares, to requests that ran with no other beside
+them, or with as few as there are.
+
+- Denoised: alone on the worker that ran it, from that worker's own coefficients.
+- Idealized: alone on the fastest worker of its model, so that workers, and models, can be compared.
+- Contention: observed minus denoised. Waiting for a worker or inside the engine is one part of it, the other is
+  generating more slowly beside others.
+
+Energy: every worker samples all GPUs of its machine, so each GPU's readings are merged and counted once. A time between
+two readings is idle if no worker of that machine made a step or ran a text in it. What was not idle belongs to the
+tenants, in proportion to the tokens that were generated for them; the idle rest belongs to nobody. The parts sum to the
+whole.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
+from statistics import fmean
 
 import msgspec
 
 from telemetry.latency import EGRESS_FIRST
 from telemetry.records.reader import GROUP_OF, PART_NAMES, Evidence, ReportedRequest
 from telemetry.records.schema import SampleRecord
-from telemetry.report.energy import EnergyFigures
+
+
+class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU."""
+
+    gpu: str
+    """Its UUID."""
+    seconds: float
+    """From its first reading to its last."""
+    joules: float
+    idle_joules: float
+    """Of these, while no worker of its machine worked."""
+    watts: float
+    busy: float | None
+    """Share of 1: the mean of the driver's readings; None: it tells none."""
+
+
+class EnergyFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """All GPUs."""
+
+    joules: float
+    idle_joules: float
+    joules_per_request: float | None
+    """Of every request that became a job; all energy, the idle part included, as in the next."""
+    joules_per_token: float | None
+    """Of every generated token."""
+    tenants: Mapping[str, float]
+    """Joules by tenant, without the idle part."""
+    gpus: Sequence[GpuFigures]
 
 
 class Distribution(msgspec.Struct, frozen=True):
@@ -117,15 +164,8 @@ def distribution(values: Iterable[float | None]) -> Distribution | None:
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None
-    mean = math.fsum(ordered) / len(ordered)
-    return Distribution(
-        len(ordered),
-        mean,
-        percentile(ordered, 0.5),
-        percentile(ordered, 0.9),
-        percentile(ordered, 0.99),
-        ordered[-1],
-    )
+    ranks = (percentile(ordered, share) for share in (0.5, 0.9, 0.99, 1.0))
+    return Distribution(len(ordered), math.fsum(ordered) / len(ordered), *ranks)
 
 
 def group_of(name: str, requests: Sequence[ReportedRequest]) -> GroupFigures:
@@ -273,4 +313,217 @@ def figures_of(
         hours=groups_of(requests, hour_of, by_name=True),
         processes=processes,
         usage=usage_of(evidence, processes, prices, energy, shared=shared),
+    )
+
+
+def energy_of(evidence: Evidence) -> EnergyFigures | None:
+    """The energy of a window; None if no GPU has two readings."""
+    readings: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    busy: defaultdict[str, list[float]] = defaultdict(list)
+    work: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for samples in evidence.samples.values():
+        for sample in samples:
+            for gpu, joules in sample.gpus.items():
+                readings[gpu].append((sample.at_us, joules))
+            for gpu, share in sample.gpu_busy.items():
+                busy[gpu].append(share)
+        for gpu in {gpu for sample in samples for gpu in sample.gpus}:
+            work[gpu] += _working(samples)
+    gpus = [
+        _of_gpu(gpu, sorted(each), busy[gpu], _merged(work[gpu]))
+        for gpu, each in sorted(readings.items())
+        if len(each) > 1
+    ]
+    if not gpus:
+        return None
+    joules, idle = sum(each.joules for each in gpus), sum(each.idle_joules for each in gpus)
+    tokens: defaultdict[str, int] = defaultdict(int)
+    for request in evidence.requests:
+        tokens[request.record.tenant] += request.record.completion_tokens
+    total, jobs = sum(tokens.values()), sum(not request.refused for request in evidence.requests)
+    return EnergyFigures(
+        joules=joules,
+        idle_joules=idle,
+        joules_per_request=joules / jobs if jobs else None,
+        joules_per_token=joules / total if total else None,
+        tenants={name: (joules - idle) * count / total for name, count in sorted(tokens.items()) if count},
+        gpus=gpus,
+    )
+
+
+def _working(samples: Sequence[SampleRecord]) -> list[tuple[int, int]]:
+    """The times between samples in which a worker made a step or ran a text."""
+    return [
+        (before.at_us, after.at_us)
+        for before, after in pairwise(samples)
+        if after.steps > before.steps or before.running or after.running
+    ]
+
+
+def _merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The union of these times, in order, without overlaps."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _of_gpu(
+    gpu: str, readings: Sequence[tuple[int, float]], busy: Sequence[float], work: Sequence[tuple[int, int]]
+) -> GpuFigures:
+    begins, joules, idle = [begin for begin, _ in work], 0.0, 0.0
+    for (since, before), (until, after) in pairwise(readings):
+        spent = max(0.0, after - before)  # a restarted driver counts anew
+        joules += spent
+        last = bisect_right(begins, until - 1) - 1  # the last time of work that begins before this one ends
+        if last < 0 or work[last][1] <= since:
+            idle += spent
+    seconds = (readings[-1][0] - readings[0][0]) / 1e6
+    return GpuFigures(
+        gpu=gpu,
+        seconds=seconds,
+        joules=joules,
+        idle_joules=idle,
+        watts=joules / seconds if seconds else 0.0,
+        busy=sum(busy) / len(busy) if busy else None,
+    )
+
+
+MIN_POINTS = 8
+"""Requests to fit a worker's coefficients to; with fewer, those of all its model's workers serve."""
+LEAST_SHARED = 0.1
+"""Share of the requests that are fitted where fewer than MIN_POINTS ran alone: those with the fewest beside them."""
+
+
+class RunTime(msgspec.Struct, frozen=True):
+    """Coefficients of a run time, in milliseconds."""
+
+    overhead: float
+    per_prompt_token: float
+    per_token: float
+
+    def of(self, prompt: int, output: int) -> float:
+        """The run time of a request alone."""
+        return self.overhead + self.per_prompt_token * prompt + self.per_token * max(0, output - 1)
+
+
+class ModelRunTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Run times of one model, means over its requests in milliseconds."""
+
+    model: str
+    requests: int
+    fitted: int
+    """Requests that the coefficients were fitted to."""
+    beside: int
+    """The most others that ran beside one of these; 0: all of them ran alone."""
+    run_time: RunTime
+    """Of the fastest worker."""
+    fastest: str
+    observed: float
+    """From acceptance to the last token."""
+    idealized: float
+    denoised: float
+    waiting: float
+    """Part of the contention: from acceptance until the engine begins."""
+    sharing: float
+    """The rest of it."""
+
+    @property
+    def contention(self) -> float:
+        """What waiting for others and sharing with them cost a request."""
+        return self.observed - self.denoised
+
+
+@dataclass(slots=True)
+class _Point:
+    prompt: int
+    output: int
+    begin: int
+    end: int
+    accepted: int
+    beside: int = 0
+    """Others that the same worker ran at some time of this one."""
+
+    @property
+    def spent_ms(self) -> float:
+        return (self.end - self.begin) / 1000
+
+
+def fit(points: Sequence[tuple[int, int, float]]) -> RunTime:
+    """Least squares over (prompt tokens, output tokens, milliseconds). A length that never varies, or only together
+    with the other one, has no coefficient of its own. Coefficients are not negative."""
+    mean_p, mean_o, mean_t = (fmean(column) for column in zip(*points, strict=True))
+    rows = [(p - mean_p, o - mean_o, t - mean_t) for p, o, t in points]
+    pp, oo, po = sum(p * p for p, _, _ in rows), sum(o * o for _, o, _ in rows), sum(p * o for p, o, _ in rows)
+    pt, ot = sum(p * t for p, _, t in rows), sum(o * t for _, o, t in rows)
+    det = pp * oo - po * po
+    if det > 1e-9 * max(pp * oo, 1.0):
+        per_prompt, per_token = (pt * oo - ot * po) / det, (ot * pp - pt * po) / det
+    else:
+        per_prompt, per_token = (0.0, ot / oo) if oo else (pt / pp if pp else 0.0, 0.0)
+    if per_prompt < 0:
+        per_prompt, per_token = 0.0, ot / oo if oo else 0.0
+    per_token = max(0.0, per_token)
+    return RunTime(max(0.0, mean_t - per_prompt * mean_p - per_token * (mean_o - 1)), per_prompt, per_token)
+
+
+def run_times(requests: Sequence[ReportedRequest]) -> list[ModelRunTime]:
+    """Run times of every model that has enough requests: completed in one attempt, with one text."""
+    models: defaultdict[str, defaultdict[str, list[_Point]]] = defaultdict(lambda: defaultdict(list))
+    for each in requests:
+        record = each.record
+        begin = record.scheduled_us or record.released_us
+        usable = each.completed and record.attempts == 1 and record.choices == 1 and record.completion_tokens > 0
+        if usable and begin and record.last_us > begin:
+            prompt, accepted = max(0, record.prompt_tokens - record.cached_tokens), record.accepted_us or begin
+            point = _Point(prompt, record.completion_tokens, begin, record.last_us, accepted)
+            models[record.model][record.by].append(point)
+    enough = {name: own for name, own in models.items() if sum(map(len, own.values())) >= MIN_POINTS}
+    return [_of_model(name, own) for name, own in enough.items()]
+
+
+def _calibrating(points: Sequence[_Point]) -> list[_Point]:
+    """Those that ran alone, or else those with the fewest others beside them."""
+    alone = [point for point in points if not point.beside]
+    if len(alone) >= MIN_POINTS:
+        return alone
+    ordered = sorted(points, key=lambda point: point.beside)
+    return ordered[: max(MIN_POINTS, int(LEAST_SHARED * len(ordered)))]
+
+
+def _of_model(model: str, workers: Mapping[str, Sequence[_Point]]) -> ModelRunTime:
+    for own in workers.values():
+        begins, ends = sorted(point.begin for point in own), sorted(point.end for point in own)
+        for point in own:
+            point.beside = bisect_left(begins, point.end) - bisect_right(ends, point.begin) - 1
+    points = [point for own in workers.values() for point in own]
+    used = {name: _calibrating(own) for name, own in workers.items() if len(own) >= MIN_POINTS}
+    used = used or {"": _calibrating(points)}
+    fits = {name: fit([(point.prompt, point.output, point.spent_ms) for point in own]) for name, own in used.items()}
+
+    def mean(run_time: RunTime) -> float:
+        return fmean(run_time.of(point.prompt, point.output) for point in points)
+
+    fastest = min(fits, key=lambda name: mean(fits[name]))
+    alone = [
+        fits.get(name, fits[fastest]).of(point.prompt, point.output) for name, own in workers.items() for point in own
+    ]
+    observed = fmean(point.end - point.accepted for point in points) / 1000
+    waiting = fmean(point.begin - point.accepted for point in points) / 1000
+    denoised = fmean(alone)
+    return ModelRunTime(
+        model=model,
+        requests=len(points),
+        fitted=sum(map(len, used.values())),
+        beside=max(point.beside for own in used.values() for point in own),
+        run_time=fits[fastest],
+        fastest=fastest,
+        observed=observed,
+        idealized=mean(fits[fastest]),
+        denoised=denoised,
+        waiting=waiting,
+        sharing=observed - waiting - denoised,
     )

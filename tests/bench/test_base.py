@@ -1,29 +1,22 @@
-"""Two trees compared: order of turns, ratios and verdicts, copies of trees, and a short real run."""
+"""Two trees compared: order of turns, ratios and verdicts."""
 
 from __future__ import annotations
 
 import argparse
 import random
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from bench.gateway import base
-from bench.gateway.__main__ import main
 from bench.gateway.base import BASE, THIS, of_level, report
 from bench.gateway.sweep import GatewayOptions, GatewayReadings
 from bench.load.plan import StreamReading
-from bench.program import ProgramRun, WrongArguments
-from bench.report import load
+from bench.program import ProgramRun
 from bench.stats import Spread, coverage_of, median_interval
-from bench.trials import copy_tree
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 VERSIONS = {THIS: "aaa", BASE: "bbb"}
 
 
@@ -86,50 +79,3 @@ def test_too_few_rounds_and_rounds_without_a_token_are_no_success() -> None:
     found = played([1.0] * 9)
     found.readings[THIS, 16][-2:] = [reading(0, 0), reading(0, 0)]
     assert of_level(found.readings, 16, "bbb", 1.03).verdict == "missed"
-
-
-STEP = "    def _step(self, now: float) -> list[Piece]:\n"
-
-
-@pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git checkout of the tree under test, with one commit."""
-    folder = tmp_path / "checkout"
-    copy_tree(ROOT, folder)
-    monkeypatch.setattr(base, "ROOT", folder)
-    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
-        monkeypatch.setenv(name, "/dev/null")
-    git(folder, "init", "--quiet")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", "tree")
-    return folder
-
-
-def git(folder: Path, *words: str) -> str:
-    who = ("-c", "user.name=test", "-c", "user.email=test@example.com")
-    return subprocess.run(["git", *who, *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def test_each_tree_runs_its_own_source_and_the_checkout_is_left_as_it_is(checkout: Path, tmp_path: Path) -> None:
-    """The working tree's simulated engine wastes 5 ms of CPU in each step; the commit's does not."""
-    sim = checkout / "workers" / "engines" / "sim" / "engine.py"
-    sim.write_text(sim.read_text().replace(STEP, f"{STEP}        sum(range(200_000))\n"))
-    before = git(checkout, "status", "--porcelain")
-    assert before == "M workers/engines/sim/engine.py"
-    words = ["--levels", "2", "--tokens", "16", "--step-ms", "2", "--prefill-ms", "2", "--out", str(tmp_path)]
-    assert main(["--base", "HEAD", "--quick", *words]) == 0
-    found = load(tmp_path / "gateway-base-quick.json")
-    measured = [(row["system"], row["streams"], row["requests"], row["errors"]) for row in found.rows]
-    assert measured == [(THIS, 2, 4, 0), (BASE, 2, 4, 0)]
-    ratio = found.ratios[0]
-    assert ratio.value is not None and ratio.value > 1.5 and ratio.verdict == ""
-    commit = git(checkout, "rev-parse", "--short=12", "HEAD")
-    assert found.settings["versions"] == {THIS: f"{commit}-dirty", BASE: commit}
-    assert git(checkout, "status", "--porcelain") == before
-    assert git(checkout, "worktree", "list").count("\n") == 0
-    with pytest.raises(WrongArguments, match=r"git rev-parse .*no such commit"):
-        base.export("nowhere", tmp_path / "base")
-    (checkout / "streaming" / "__init__.py").write_text("import a_library_of_another_time\n")
-    git(checkout, "commit", "--quiet", "--all", "--message", "another time")
-    with pytest.raises(WrongArguments, match=r"cannot be imported in this environment: .*a_library_of_another_time"):
-        base.export("HEAD", tmp_path / "base")

@@ -1,13 +1,9 @@
-"""The jobs bench: its verdicts, a run of it in short form, and callers that fail."""
+"""The jobs bench: its verdicts."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from bench import report
-from bench.jobs import __main__ as jobs
 from bench.jobs.__main__ import ratios, rows
 from bench.jobs.systems import JobsReading
 
@@ -38,17 +34,3 @@ def test_penstock_is_held_against_the_best_of_each_rival() -> None:
         "Penstock's jobs/s, put and wait / arq's": (pytest.approx(3000 / 3001), "missed"),
         "one request alone: request to first token, p50 ms": (2.5, "reached"),
     }
-
-
-@pytest.mark.slow
-def test_penstock_answers_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real processes: each of them has its cost, and no answer is wrong."""
-    monkeypatch.setattr(report, "cores", lambda: 1)  # so many API processes
-    monkeypatch.setattr(jobs, "STARTED_S", 0.0)
-    monkeypatch.setattr(jobs, "draw", None)
-    words = ["--systems", "penstock-jobs", "--rounds", "1", "--callers", "4", "--seconds", "2", "--out", str(tmp_path)]
-    assert jobs.main(words) == 0
-    found = report.load(tmp_path / "jobs.json")
-    (row,) = found.rows
-    assert row["jobs_per_s"] > 0 and not any("wrong answers" in note for note in found.notes)
-    assert {part.split()[0] for part in row["parts"].split(", ")} == {"redis", "api-1", "worker-1"}

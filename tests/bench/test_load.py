@@ -137,15 +137,6 @@ async def test_an_answer_that_is_cut_off_is_an_error_and_the_next_one_connects_a
     assert (reading.requests, reading.wrong) == (2, {"cut off (closed)": 2})
 
 
-async def test_silence_is_an_error_when_time_is_up() -> None:
-    async def nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-
-    async with serving(nothing) as port:
-        reading = await measured(port, streams=2, requests=4, limit_s=0.2)
-    assert reading.requests == 0 and set(reading.wrong) == {"not answered in time"} and reading.cut_short
-
-
 END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 

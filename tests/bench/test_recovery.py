@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.recovery.reader import Reader
-from bench.recovery.restart import RecoveryRound, of_rounds
+from bench.recovery import Reader, RecoveryRound, of_rounds
 from penstock.engine import ChatTurn
 from workers.engines.sim.answers import prompt_text, token_text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from bench.planted import Bug, Edit, Rotten, planted_bugs
 from bench.trials import (
     FAILED,
-    PACKAGES,
     PASSED,
     TIMED_OUT,
     SuiteRun,
@@ -61,29 +59,6 @@ def test_a_change_is_made_in_a_copy_alone(tmp_path: Path) -> None:
         with copies.changed({}) as put_right:
             assert run_tests(put_right, ["test_it.py::test_it"]).code == PASSED
     assert (tree / "thing.py").read_text() == "RIGHT = True\n"
-
-
-def test_a_copy_is_used_by_one_at_a_time_and_kept(tmp_path: Path) -> None:
-    """A file that the tree does not have is gone after the change, also after an error."""
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    (tree / "a").write_text("1")
-    copies = TreeCopies(tree, tmp_path, shutil.copytree)
-    with pytest.raises(Rotten), copies.changed({"a": "2", "b": "3"}) as first:
-        with copies.changed({}) as second:
-            assert second != first and (second / "a").read_text() == "1"
-        assert (first / "a").read_text() + (first / "b").read_text() == "23"
-        raise Rotten
-    with copies.changed({}) as one, copies.changed({}) as other:
-        assert {one, other} == {first, second}
-        assert [path.name for path in (*one.iterdir(), *other.iterdir())] == ["a", "a"]
-        assert (one / "a").read_text() == (other / "a").read_text() == "1"
-
-
-def test_every_package_is_in_a_copy() -> None:
-    """One left out would be imported from the installed tree, or be missed."""
-    settings = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))
-    assert sorted(PACKAGES) == sorted(settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
 
 
 @pytest.mark.parametrize(

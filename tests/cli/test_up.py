@@ -25,7 +25,7 @@ from redis import Redis
 from terminals import OnTerminal
 
 from bench.penstock import MODEL
-from bench.recovery.reader import Reader
+from bench.recovery import Reader
 from penstock import __version__
 
 pytestmark = pytest.mark.slow

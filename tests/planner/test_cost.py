@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from planner import cost
+from planner import cost, simulation
+from planner.cost import FrontierPoint
 from planner.facts.catalogue import PlanError, device, model
-from planner.knee import FrontierPoint
 from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
 from planner.search import ParallelPlan, ReplicaModel, attainment
-from planner.simulator.trace import TraceRow
+from planner.trace import TraceRow
 
 
 def found(gpu: str, price: float | None, tp: int = 1) -> cost.DeviceCost:
@@ -61,7 +61,7 @@ def test_a_change_that_does_not_fit_says_why() -> None:
 
 def test_no_change_that_changes_nothing() -> None:
     narrow = replace(LOAD, precision=Precision(4, 8, 8))
-    assert cost.bits_apart(narrow.precision) == "4/8/8"
+    assert cost.CASE_COLUMNS["bits w/a/kv"](cost.WhatIfCase("", narrow)) == "4/8/8"
     assert [case.name for case in cost.what_if(narrow, [])] == ["as it is", "twice the load", "answers twice as long"]
     edge = replace(narrow, model=model("opt-125m"), lengths=RequestLengths(1800, 248))
     assert "answers twice as long" not in [case.name for case in cost.what_if(edge, [])]
@@ -74,28 +74,28 @@ BURST = [TraceRow(second, 400, 100) for second in range(60)] + [TraceRow(30.0, 4
 
 
 def test_a_burst_is_seen_where_it_comes() -> None:
-    texts = cost.texts_of(sorted(BURST, key=lambda row: row.at), OPT.given.model)
-    found = cost.simulated(OPT, texts)
-    rows = cost.timeline(texts, SLO, 12)
+    texts = simulation.texts_of(sorted(BURST, key=lambda row: row.at), OPT.given.model)
+    found = simulation.simulated(OPT, texts)
+    rows = simulation.timeline(texts, SLO, 12)
     assert sum(row.requests for row in rows) == 140 and sum(row.tokens for row in rows) == 14_000
     assert found.seconds > 60 and len(rows) == 12
     worst = min(rows, key=lambda row: row.kept)
     assert 25 <= worst.begin_s <= 31 and rows[0].kept == 1.0
     assert sum(row.kept * row.requests for row in rows) / 140 == pytest.approx(attainment(texts, SLO).both)
-    said = cost.timeline_advice(rows, attainment(texts, SLO).both, SLO)
+    said = simulation.timeline_advice(rows, attainment(texts, SLO).both, SLO)
     assert f"from second {worst.begin_s:,.0f} on" in said and "more replicas" in said
 
 
 def test_requests_are_cut_to_the_context() -> None:
-    (text,) = cost.texts_of([TraceRow(0.0, 5000, 100)], OPT.given.model)
+    (text,) = simulation.texts_of([TraceRow(0.0, 5000, 100)], OPT.given.model)
     assert (text.prompt, text.output) == (1948, 100)
-    (text,) = cost.texts_of([TraceRow(0.0, 10, 9999)], OPT.given.model)
+    (text,) = simulation.texts_of([TraceRow(0.0, 10, 9999)], OPT.given.model)
     assert (text.prompt, text.output) == (1, 2047)
 
 
 def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(PlanError, match="no request with an answer"):
-        cost.texts_of([], OPT.given.model)
+        simulation.texts_of([], OPT.given.model)
     tight = ReplicaModel(PlanInput(model("llama-3.1-8b"), device("l4")), ParallelPlan())
     with pytest.raises(PlanError, match="the longest request has 100100 tokens"):
-        cost.simulated(tight, cost.texts_of([TraceRow(0.0, 100_000, 100)], tight.given.model))
+        simulation.simulated(tight, simulation.texts_of([TraceRow(0.0, 100_000, 100)], tight.given.model))

@@ -55,12 +55,6 @@ def test_a_coefficient_below_zero_is_left_out() -> None:
     assert found[3] == 0.0 and min(found) >= 0
 
 
-def test_columns_that_are_not_told_apart_are_left_out_in_their_order() -> None:
-    rows, values = measured(0.0)
-    twice = [(*row, 2 * row[2]) for row in rows]
-    assert nonnegative(twice, values, (2, 3))[2] == 0.0 < nonnegative(twice, values, (3, 2))[2]
-
-
 def test_a_doubtful_column_stays_if_the_measurements_call_for_it() -> None:
     """A column of chance does not lower the errors by enough, and is left out; the planted ones stay."""
     random, (rows, values) = Random(3), measured(0.05)
@@ -68,18 +62,6 @@ def test_a_doubtful_column_stays_if_the_measurements_call_for_it() -> None:
     assert robust(wide, values, (3, 2))[3] > 0, "a chance finds a use"
     found = sparse(wide, values, (3, 2))
     assert found[3] == 0 and found[:3] == pytest.approx(PLANTED, rel=0.1)
-
-
-def test_a_step_that_gives_one_token_alone_has_its_own_time() -> None:
-    found = FittedTimes(PREFILL, SMALL, SMALL, 0.002)
-    assert found.step_s(1, 1000, 0) == pytest.approx(0.002 + 1000 * SMALL.held_s)
-    assert found.step_s(2, 1000, 0) == SMALL.step_s(2, 1000)
-    assert found.step_s(1, 100, 100) == FittedTimes(PREFILL, SMALL, SMALL).step_s(1, 100, 100)
-
-
-def test_prompts_that_share_a_step_are_squared_one_by_one() -> None:
-    found = FittedTimes((0.0, 0.0, 1e-6), SMALL, SMALL)
-    assert found.step_s(2, 300, 300, 100**2 + 200**2) - SMALL.step_s(2, 0) == pytest.approx(0.05)
 
 
 def test_what_the_measurements_do_not_tell_is_refused() -> None:

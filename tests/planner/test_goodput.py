@@ -28,7 +28,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prefill_apart_is_an_m_d_1_queue() -> None:
     """Mean time to the first token: D + rho D / (2 (1 - rho)), within 5 %."""
     load = 0.6
-    d = ReplicaModel(TWO, ONE).step_s(1, 512, 512)
+    d = ReplicaModel(TWO, ONE).step(1, 512, 512).seconds
     given = replace(TWO, lengths=RequestLengths(512, 1))  # what follows the first token is none of its queue
     texts = serving.served(given, serving.ServingSetup(ONE, ONE), load / d, 10_000)
     wanted = d + load * d / (2 * (1 - load))
@@ -51,15 +51,6 @@ def test_no_rate_holds_or_every_rate() -> None:
     assert serving.highest_rate(lambda _: True, 1.0) == 4096
 
 
-def test_stricter_objectives_never_serve_more(few: None) -> None:
-    rates = [
-        serving.goodput(replace(TWO, max_batch=16, slo=LatencySlo(ttft, 0.05)), serving.ServingSetup(ONE))
-        for ttft in (0.1, 0.2, 0.5, 2.0)
-    ]
-    assert rates == sorted(rates) and rates[0] < rates[-1]
-    assert rates[-1] <= 1.1 * serving.full_rate(replace(TWO, max_batch=16), serving.ServingSetup(ONE))
-
-
 def test_objectives_judged_one_by_one_promise_more(few: None) -> None:
     """DistServe's search accepts a rate where each is kept by six of ten, and both by fewer."""
     tight = replace(TWO, max_batch=64, slo=LatencySlo(0.12, 0.04, 0.6))
@@ -79,19 +70,13 @@ def test_prefill_apart_keeps_tokens_even_and_pays_the_transfer() -> None:
     assert serving.transfer_s(ReplicaModel(TWO, ONE), 512) == pytest.approx(512 * 819_200 / 300e9)
 
 
-def test_answers_of_one_token_need_no_decode() -> None:
-    given = replace(TWO, lengths=RequestLengths(512, 1))
-    assert all(text.ended_s == text.first_s for text in serving.served(given, serving.ServingSetup(ONE, ONE), 1.0, 20))
-
-
 def test_replicas_of_both_kinds_are_in_the_ratio_of_their_work() -> None:
     """Seconds of a prefill over those of the decode steps of an answer, at the largest batch."""
     one = ReplicaModel(TWO, ONE)
     batch = min(256, one.kv_tokens // (512 + OUT))
-    decode_s = OUT * one.step_s(batch, round(batch * (512 + OUT / 2)), 0) / batch
-    share = serving.prefill_share(one, one)
-    assert share == pytest.approx(one.step_s(1, 512, 512) / decode_s)
-    assert f"prefill takes {share:.2f} replicas" in serving.work_note(TWO, serving.ServingSetup(ParallelPlan(dp=2)))
+    decode_s = OUT * one.step(batch, round(batch * (512 + OUT / 2)), 0).seconds / batch
+    share = serving.prefill_share(TWO, ONE, ONE)
+    assert share == pytest.approx(one.step(1, 512, 512).seconds / decode_s)
 
 
 def test_the_best_deployment_and_its_reason(few: None) -> None:
@@ -117,7 +102,7 @@ def test_a_queue_that_grows_slowly_does_not_hold() -> None:
 
 def test_a_simulation_at_the_goodput_keeps_the_share() -> None:
     """Of as many requests as a user might ask: a rate that holds for a minute alone is no goodput."""
-    slo = serving.slo_of(500, 60, 0.9)
+    slo = LatencySlo.given(500, 60, 0.9)
     given = PlanInput(model("llama-3.1-8b"), device("h200"), RequestLengths(1024, 256), efficiency=0.7, slo=slo)
     rate = serving.goodput(given, serving.ServingSetup(ONE))
     assert 20 < rate < 28
@@ -129,6 +114,6 @@ def test_objectives_that_no_request_keeps_are_named_with_what_is_least() -> None
     with pytest.raises(
         PlanError, match=r"keeps 1 ms to the first token and 100 ms .*: the least are \d+ ms and \d+ ms"
     ):
-        serving.best_goodput(replace(TWO, slo=serving.slo_of(1, 100, 0.9)))
+        serving.best_goodput(replace(TWO, slo=LatencySlo.given(1, 100, 0.9)))
     with pytest.raises(PlanError, match="does not fit"):
         serving.best_goodput(replace(TWO, model=model("llama-3.1-70b"), gpus=1))

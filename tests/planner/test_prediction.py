@@ -9,9 +9,8 @@ import pytest
 from served_texts import DELAY_S, LIMITS, PATH_S, TRUTH, served_texts
 
 from planner import fit as fitting
-from planner.commands.records import limits_of
-from planner.commands.simulations import _coefficients
 from planner.facts.catalogue import PlanError
+from planner.fit import _coefficients, limits_of
 from planner.simulator.engine import EngineShape
 from telemetry.records.reader import Evidence
 from telemetry.records.schema import SampleRecord

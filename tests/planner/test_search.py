@@ -8,10 +8,20 @@ from functools import cache
 
 import pytest
 
-from planner.cost import best_by_concurrency, grid, grid_advice, layouts
 from planner.facts.catalogue import PlanError, device, model
 from planner.load import PlanInput, RequestLengths
-from planner.search import ParallelPlan, PlanOutcome, SearchWatch, best, search, search_advice
+from planner.search import (
+    ParallelPlan,
+    PlanOutcome,
+    SearchWatch,
+    best,
+    best_by_concurrency,
+    grid,
+    grid_advice,
+    layouts,
+    search,
+    search_advice,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -60,18 +70,17 @@ def test_what_does_not_fit_names_how_many_would() -> None:
 def test_the_order_of_scalellms_grid() -> None:
     """TP8 is best for few concurrent requests, TP2 x 4 beyond 128, with batches of at most 64 in a replica."""
     dense = [ParallelPlan(tp=8), ParallelPlan(dp=2, tp=4), ParallelPlan(dp=4, tp=2)]
-    rows = [row for row in grid(GRID) if row.plan in dense]
-    top = best_by_concurrency(rows)
+    found = {plan: rates for plan, rates in grid(GRID).items() if plan in dense}
+    top = best_by_concurrency(found)
     assert [top[each] for each in (1, 2, 4, 8, 16, 32, 64)] == [dense[0]] * 7
     assert top[256] == dense[2]
-    for row in rows:
-        values = list(row.tokens_s.values())
-        assert values == sorted(values)
+    for rates in found.values():
+        assert list(rates.values()) == sorted(rates.values())
 
 
 def test_experts_apart_beat_experts_shared_at_many_requests() -> None:
     """EP4-TP2 reads as much and talks less than TP8."""
-    rows = {row.plan: row.tokens_s for row in grid(GRID, (64,))}
+    rows = grid(GRID, (64,))
     assert rows[ParallelPlan(tp=8, ep=4)][64] > rows[ParallelPlan(tp=8)][64]
 
 
@@ -79,7 +88,9 @@ def test_layouts_of_the_paper() -> None:
     names = [plan.name for plan in layouts(8, 8)]
     assert names == ["dp1 pp1 tp8", "dp2 pp1 tp4", "dp4 pp1 tp2", "dp1 pp1 tp8 ep4", "dp1 pp1 tp8 ep2"]
     assert layouts(1, 1) == [ParallelPlan()]
-    assert "dp1 pp1 tp8 yields most from 1 concurrent request on" in grid_advice(grid(GRID, (1, 2)))
+    assert "dp1 pp1 tp8 yields most from 1 concurrent request on" in grid_advice(
+        best_by_concurrency(grid(GRID, (1, 2)))
+    )
 
 
 def test_an_interrupted_search_keeps_what_it_has_tried() -> None:

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("penstock", "api", "workers", "scheduler", "offline", "planner", "streaming", "telemetry", "cli")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ PINNED = {UVICORN: "0.54.0", REDIS: "8.1.0", PROMETHEUS: "0.26.0"}
 HTTP = "uvicorn.protocols.http.httptools_impl"
 BOUNDED, CONNECTION = "api/stream/connection.py", "api/stream/connection.py"
 REDIS_CONNECTION = "streaming/redis/connection.py"
-METRICS, BUFFERED = "telemetry/metrics.py", "telemetry/buffered.py"
+METRICS = "telemetry/metrics.py"
 
 TABLE = (
     Private(
@@ -103,14 +102,12 @@ TABLE = (
         REDIS, "redis.asyncio.sentinel", "Sentinel", REDIS_CONNECTION, methods=("discover_master(self, service_name)",)
     ),
     Private(PROMETHEUS, "prometheus_client.values", "", METRICS, "ValueClass MutexValue"),
-    Private(PROMETHEUS, "prometheus_client.metrics", "Histogram", BUFFERED, "_buckets _sum"),
+    Private(PROMETHEUS, "prometheus_client.metrics", "Histogram", METRICS, "_buckets _sum"),
     Private(
         PROMETHEUS, "prometheus_client.multiprocess", "MultiProcessCollector", METRICS,
         methods=("merge(files, accumulate)",),
     ),
 )  # fmt: skip
-
-PRIVATE_USE = re.compile(r"(?<!\bself)(?<!\bcls)\.(_[a-z]\w*)")
 
 
 @pytest.mark.parametrize("library", PINNED)
@@ -157,20 +154,3 @@ def codes(owner: type[Any]) -> Iterator[CodeType]:
     for value in vars(owner).values():
         if inspect.isfunction(value):
             yield inspect.unwrap(value).__code__
-
-
-def test_no_other_private_name_of_a_library_is_used() -> None:
-    """Of another object: `connection._writer`. What is the product's own is defined in the same file; `_asdict`,
-    `_fields` and `_replace` of named tuples are public."""
-    used = set[tuple[str, str]]()
-    for path in product_files():
-        text = path.read_text("utf-8")
-        assert not re.search(r"^ *(?:from|import) \S*\b_[a-z]", text, re.MULTILINE), f"{path} imports a private module"
-        own = {"_exit", "_asdict", "_fields", "_replace", *re.findall(r"def (_\w+)\(", text)}
-        used |= {(path.relative_to(ROOT).as_posix(), name) for name in PRIVATE_USE.findall(text) if name not in own}
-    assert used <= {(each.used_in, name) for each in TABLE for name in each.names}
-
-
-def product_files() -> Iterator[Path]:
-    for package in PRODUCT:
-        yield from sorted((ROOT / package).rglob("*.py"))

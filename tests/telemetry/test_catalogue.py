@@ -11,9 +11,8 @@ from house import House, eventually
 from prometheus_client.parser import text_string_to_metric_families
 
 from streaming.fleet.process import Role
-from telemetry.buffered import Labelled
 from telemetry.catalogue import CATALOGUE, GROUPS, LABELS
-from telemetry.metrics import Metrics
+from telemetry.metrics import Labelled, Metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 UNITS = {"s": "_seconds", "J": "_joules", "1": "_ratio"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -27,17 +27,6 @@ def test_a_chunk_of_several_tokens_is_so_many_equal_gaps() -> None:
     """30 ms for three tokens are 10 ms each; a chunk that counts none is one gap."""
     assert latency.inter_token_latency(1.0, 1.03, 3) == pytest.approx(0.01)
     assert latency.inter_token_latency(1.0, 1.03, 0) == pytest.approx(0.03)
-
-
-def test_parts_lie_end_to_end() -> None:
-    """Each part begins where the one before it ends, and every part but egress-first is in one group."""
-    assert [part.begins for part in latency.PARTS[1:]] == [part.ends for part in latency.PARTS[:-1]]
-    assert sorted(name for group in latency.GROUPS.values() for name in group) == sorted(
-        part.name for part in latency.PARTS
-    )
-    assert {part.ends for part in (*latency.PARTS, latency.EGRESS_FIRST)} <= {
-        field.name for field in fields(latency.Stamps)
-    }
 
 
 def test_a_whole_request() -> None:

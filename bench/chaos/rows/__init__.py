@@ -9,27 +9,10 @@ from typing import Any
 import msgspec
 
 from bench.chaos.asks import Budget
-from bench.chaos.rows import (
-    clients,
-    failover,
-    memory,
-    operations,
-    overload,
-    partition,
-    preemption,
-    real,
-    requests,
-    store,
-    strange,
-    upstream,
-    workers,
-)
+from bench.chaos.rows import clients, engines, failover, operations, overload, store, strange, workers
 from bench.chaos.stage import FaultRow
 
-_FAMILIES = (
-    *(workers, clients, requests, store, memory, operations),
-    *(overload, failover, partition, preemption, strange, real, upstream),
-)
+_FAMILIES = (workers, clients, store, operations, overload, failover, strange, engines)
 
 
 def _row(name: str, budget: dict[str, Any] | None = None, **declared: Any) -> FaultRow:

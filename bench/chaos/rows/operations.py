@@ -1,19 +1,28 @@
-"""F17, F18: scaling down and rolling restarts as operators do them."""
+"""F07, F12, F17, F18, F37: scaling down and rolling restarts as operators do them; a proxy cuts the network between two
+roles; the store's clock jumps; batch work gives way to a storm of chats, and workers die while they put it back.
+
+libfaketime makes the server believe in the jump (Debian: apt-get install faketime)."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 
-from bench.chaos.asks import Ask
+import msgspec
+
+from bench.chaos.asks import TENANTS, Ask, authorization
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
-from bench.chaos.http import Exchange
-from bench.chaos.processes import ManagedProcess, becomes
-from bench.chaos.rows.workers import asks, requests
+from bench.chaos.http import Exchange, fetch
+from bench.chaos.processes import ManagedProcess, RedisServer, becomes, until
+from bench.chaos.proxy import Proxy
+from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import FaultTestbed
 from bench.report import bound
 
@@ -132,3 +141,209 @@ async def _stalled(port: int) -> Exchange:
     """A client that asks and never reads; its job is not judged."""
     ask = Ask("stalled", 1200, queue={"on_disconnect": "cancel"})
     return await Exchange.begin(port, "POST", ask.path, ask.body, receive_buffer=4096)
+
+
+ROLES = ("api", "workers", "scheduler")
+WAYS: tuple[dict[str, bool], ...] = ({}, {"to_server": False}, {"to_client": False})
+"""Both directions, only to the client, only to the server."""
+WORDS = ("black hole", "answers lost", "questions lost")
+TOKENS = 300
+
+
+@asynccontextmanager
+async def _behind_proxies(stage: FaultTestbed) -> AsyncIterator[tuple[PenstockCluster, dict[str, Proxy]]]:
+    server = RedisServer(stage.folder)
+    await server.start()
+    proxies = {role: Proxy(server.port) for role in ROLES}
+    await asyncio.gather(*(proxy.start() for proxy in proxies.values()))
+    environ = {"PENSTOCK_REDIS_TIMEOUT_S": "1"}
+    urls = {role: proxy.url for role, proxy in proxies.items()}
+    async with stage.cluster(server, environ=environ, urls=urls) as cluster:
+        yield cluster, proxies
+    await asyncio.gather(*(proxy.stop() for proxy in proxies.values()))
+    await server.child.end()
+
+
+async def f07(stage: FaultTestbed) -> None:
+    """Each role is cut off in each way, for less than a lease and for longer."""
+    async with _behind_proxies(stage) as (cluster, proxies):
+        for trial in stage.tries():
+            role, way = ROLES[trial % 3], trial // 3 % 3
+            begun = cluster.begin(asks(stage.row.id, trial, tokens=TOKENS))
+            await cluster.all_begun(begun)
+            proxy = proxies[role]
+            before = proxy.swallowed
+            stage.fault(f"{role}: {WORDS[way]}")
+            proxy.cut(**WAYS[way])
+            meanwhile = [Ask(f"{stage.row.id} cut {trial} {n}", 20, n == 0, tenant=TENANTS[n]) for n in range(2)]
+            begun += cluster.begin(meanwhile)
+            await asyncio.sleep(stage.rng.choice([0.6, 2.5, 5.0]))
+            proxy.heal()
+            await cluster.finish(begun)
+            judge_cut(stage, requests(begun), proxy.swallowed - before)
+            await cluster.ready()
+
+
+def judge_cut(stage: FaultTestbed, readers: Sequence[int], swallowed: int) -> None:
+    """Whichever role was cut off: something it said or was told was lost, and somebody read meanwhile."""
+    stage.bit(swallowed > 0 and stage.across(readers), "nothing was swallowed, or nobody read across it")
+
+
+async def f07b(stage: FaultTestbed) -> None:
+    """At D3 the replica is cut off: nothing may be accepted that only the primary knows."""
+    primary, replica = (RedisServer(stage.folder, f"server-{number}") for number in (1, 2))
+    await asyncio.gather(primary.start(), replica.start())
+    between = Proxy(primary.port)
+    await between.start()
+    await replica.command("REPLICAOF", "127.0.0.1", between.port)
+
+    async def is_in_step() -> bool:
+        info = await primary.command("INFO", "replication")
+        return int(info["connected_slaves"]) == 1 and info["slave0"]["state"] == "online"
+
+    await until(is_in_step, 30, 0.05)
+    environ = {"PENSTOCK_REDIS_DURABILITY": "D3", "PENSTOCK_REDIS_TIMEOUT_S": "1"}
+    async with stage.cluster(primary, environ=environ) as cluster:
+        for trial in stage.tries():
+            begun = cluster.begin(asks(stage.row.id, trial, 4, 200))
+            await cluster.all_begun(begun)
+            stage.fault("the replica hears nothing")
+            between.cut()
+            await asyncio.sleep(0.1)
+            began = stage.history.now()
+            late = cluster.begin(
+                [Ask(f"{stage.row.id} alone {trial} {n}", 10, n % 2 == 0, key=f"alone {trial} {n}") for n in range(4)]
+            )
+
+            async def is_refused(began: float = began) -> bool:
+                return any(event["t"] > began for event in of_kind(stage.history.events, "refused"))
+
+            await asyncio.sleep(stage.rng.choice([1.5, 3.0]))
+            refused = await becomes(is_refused, 10, 0.05)
+            accepted = [event for event in of_kind(stage.history.events, "accepted") if event["t"] > began]
+            stage.must(not accepted, f"{len(accepted)} requests were accepted that no replica had")
+            between.heal()
+            stage.must(await becomes(is_in_step, 30, 0.05), "the replica did not come back")
+            await cluster.finish([*begun, *late])
+            stage.bit(refused, "nothing was refused while the replica was cut off")
+            await cluster.ready()
+    await between.stop()
+    await asyncio.gather(primary.child.end(), replica.child.end())
+
+
+JUMP_S = 600
+DEADLINE_MS = 1500 * JUMP_S
+"""Of every second job: one jump does not reach it. Deadlines go by the store's clock, so a longer jump would."""
+MAX_RECOVERY_MS = bound("chaos.jump")
+
+
+def find_library() -> str:
+    """libfaketime, for LD_PRELOAD. Raises FileNotFoundError."""
+    found = sorted(Path("/usr/lib").glob("**/libfaketime.so.1"))
+    if not found:
+        raise FileNotFoundError("libfaketime is not installed (on Debian and Ubuntu: apt-get install faketime)")
+    return str(found[0])
+
+
+async def f12(stage: FaultTestbed) -> None:
+    """Ten minutes forward, ten minutes back, and back just after a worker was killed."""
+    offset = stage.folder / "offset"
+    offset.write_text("+0\n")
+    clock = {
+        "LD_PRELOAD": find_library(),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    here = 0
+    async with stage.cluster(store_environ=clock) as cluster:
+        server = cluster.server
+        for trial in stage.tries():
+            limits = {"deadline_ms": DEADLINE_MS, "max_queue_ms": DEADLINE_MS}
+            plain = asks(stage.row.id, trial, tokens=250)
+            begun = cluster.begin(replace(ask, queue=limits if n % 2 else {}) for n, ask in enumerate(plain))
+            await cluster.all_begun(begun)
+            here += JUMP_S if trial % 3 == 0 else -JUMP_S
+            before = await _now(server)
+            stage.fault("the clock jumps " + ("forward", "back", "back, and a worker dies")[trial % 3])
+            if trial % 3 == 2:
+                (await victim(stage, cluster)).kill()
+            offset.write_text(f"{here:+d}\n")
+            await until(lambda b=before: _jumped(server, b), 10)  # type: ignore[misc]
+            await cluster.finish(begun)
+            judge_jump(stage, requests(begun), worker_died=trial % 3 == 2)
+            await cluster.ready()
+    stage.stalled_at_most(stage.lease_ms + MAX_RECOVERY_MS)
+
+
+def judge_jump(stage: FaultTestbed, readers: Sequence[int], *, worker_died: bool) -> None:
+    """Somebody read across it, and a worker that died with it had held a job."""
+    across = stage.across(readers)
+    moved = not worker_died or stage.moved(readers)
+    stage.bit(across and moved, "the worker held no job" if across else "nobody read across it")
+
+
+async def _now(server: RedisServer) -> int:
+    return int((await server.command("TIME"))[0])
+
+
+async def _jumped(server: RedisServer, before: int) -> bool:
+    return abs(await _now(server) - before) > JUMP_S / 2
+
+
+SLOTS, WORKERS, STEP_MS = 4, 2, 20
+LINES, LINE_TOKENS = (SLOTS - 1) * WORKERS, 400
+"""Each worker reserves a slot, so all lines run at the same time."""
+WAVES, CHATS, CHAT_TOKENS, PAUSE_S = 5, 10, 12, 0.25
+
+
+async def f37(stage: FaultTestbed) -> None:
+    """Batch jobs with readers fill every slot; waves of chats take their places. In every second trial a worker that
+    holds jobs is killed amid the waves."""
+    environ = {"PENSTOCK_SIM_SLOTS": str(SLOTS), "PENSTOCK_SIM_STEP_MS": str(STEP_MS)}
+    async with stage.cluster(workers=WORKERS, environ=environ) as cluster:
+        for trial in stage.tries():
+            lines = cluster.begin(
+                Ask(
+                    *(f"{stage.row.id} {trial} line {number}", LINE_TOKENS),
+                    chat=number % 2 == 0,
+                    queue={"priority": "batch"},
+                    tenant=TENANTS[number % 2],
+                )
+                for number in range(LINES)
+            )
+            await asyncio.gather(*(told.begun.wait() for told, _ in lines))
+            kills = trial % 2 == 1
+            stage.fault(f"{WAVES} waves of chats" + (" and kill -9 of a worker" if kills else ""))
+            chats = await _storm(stage, cluster, trial, kills=kills)
+            await cluster.finish([*lines, *chats])
+            await _judge(stage, cluster, lines, kills=kills)
+            await cluster.ready()
+
+
+async def _storm(stage: FaultTestbed, cluster: PenstockCluster, trial: int, *, kills: bool) -> list[Begun]:
+    chats: list[Begun] = []
+    for wave in range(WAVES):
+        chats += cluster.begin(
+            Ask(f"{stage.row.id} {trial} chat {wave} {number}", CHAT_TOKENS, queue={"priority": "interactive"})
+            for number in range(CHATS)
+        )
+        await asyncio.sleep(PAUSE_S)
+        if kills and wave == WAVES // 2 and (holders := await cluster.holders()):
+            holders[0].kill()
+    return chats
+
+
+async def _judge(stage: FaultTestbed, cluster: PenstockCluster, lines: list[Begun], *, kills: bool) -> None:
+    """The storm must have preempted jobs, and a preemption is no loss."""
+    preempted = 0
+    for told, _ in lines:
+        _, _, body = await fetch(
+            cluster.ports[0], "GET", f"/v1/jobs/{told.job}", headers=authorization(told.ask.tenant)
+        )
+        log = msgspec.json.decode(body)["attempt_log"]
+        preempted += sum(attempt["outcome"] == "preempted" for attempt in log)
+        lost = await cluster.losses(told.job)
+        stage.must(kills or not lost, f"{told.job}: a preemption counts as the loss of a worker")
+    stage.bit(preempted > 0, "no batch job was preempted")
+    stage.figures["preemptions"] = preempted + float(stage.figures.get("preemptions", 0))

@@ -15,7 +15,7 @@ from bench.chaos.asks import FIRST, Ask, authorization
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.http import fetch
 from bench.chaos.processes import ManagedProcess, becomes, until
-from bench.chaos.rows.requests import put_raw
+from bench.chaos.rows.clients import put_raw
 from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import FaultTestbed
 from streaming.jobs.job import JobState

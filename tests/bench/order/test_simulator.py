@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from bench.order.arrivals import arrivals
-from bench.order.replay import CONTENDERS, FIFO, LANES, OURS, VLLM, is_in_time, ran
+from bench.order.replay import CONTENDERS, FIFO, LANES, OURS, VLLM, arrivals, is_in_time, ran
 from planner.simulator.engine import EngineShape, ModelText
 from planner.simulator.queues import LANES as ALL
 from planner.simulator.queues import PenstockQueue

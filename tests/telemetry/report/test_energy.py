@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from telemetry.records.reader import evidence_of
 from telemetry.records.schema import ENCODER, RequestRecord, SampleRecord
-from telemetry.report.energy import energy_of
+from telemetry.report.figures import energy_of
 from telemetry.report.report import Scope, report_of
 
 

@@ -12,9 +12,8 @@ from recorded import delivery, request, sample
 
 from telemetry.records.reader import ReportedRequest, evidence_of
 from telemetry.records.schema import REFUSED, Record, RequestRecord
-from telemetry.report.figures import figures_of
-from telemetry.report.finding import Advice, advise, verdict
-from telemetry.report.ideal import fit, run_times
+from telemetry.report.figures import figures_of, fit, run_times
+from telemetry.report.report import Advice, advise, verdict
 
 
 def advice(records: Iterable[Record]) -> list[Advice]:

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.order.engines import NoEvictEngine
-from bench.order.gate import simulated
+from bench.order.gate import NoEvictEngine, simulated
 from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelEngine, ModelText, PastFuture
 from workers.gate import (
     MAX_RESERVE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from planner.load import PlanInput
@@ -36,7 +36,7 @@ class PlanAnswer:
     advice: str
     """A sentence with its reason."""
     plot: str = ""
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
     exit_code: int = 0
 
 
@@ -67,8 +67,8 @@ def three(value: float) -> str:
     return f"{value:,.{max(0, 3 - whole)}f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
-def inputs_of(given: PlanInput, **more: object) -> dict[str, Any]:
-    """The model, device, lengths and bits of a plan, for JSON, and others of its inputs."""
+def inputs_of(given: PlanInput, *names: str, **more: object) -> dict[str, Any]:
+    """The model, device, lengths and bits of a plan, for JSON, and others of its inputs; `names`: of its fields."""
     model, device = given.model, given.device
     return {
         "model": model.name,
@@ -81,6 +81,7 @@ def inputs_of(given: PlanInput, **more: object) -> dict[str, Any]:
         "in": given.lengths.prompt,
         "out": given.lengths.answer,
         **{f"{name}_bits": bits for name, bits in asdict(given.precision).items()},
+        **{name: getattr(given, name) for name in names},
         **more,
     }
 
@@ -109,21 +110,21 @@ def plot(
     xs, ys = [math.log(px) for px, _ in points], [py if is_flat else math.log(py) for _, py in points]
     floor = 0.0 if is_flat else min(ys)
     grid = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for (px, py), lx, ly, sign in zip(points, xs, ys, signs or POINT * len(points), strict=True):
+    for point, lx, ly, sign in zip(points, xs, ys, signs or POINT * len(points), strict=True):
         column = round((lx - min(xs)) / ((max(xs) - min(xs)) or 1) * (WIDTH - 1))
         row = HEIGHT - 1 - round((ly - floor) / ((max(ys) - floor) or 1) * (HEIGHT - 1))
-        grid[row][column] = MARK if (px, py) == marked else sign
+        grid[row][column] = MARK if point == marked else sign
     top, bottom = _label(highest), "0" if is_flat else _label(math.exp(floor))
     margin = max(len(top), len(bottom))
     labels = [top, *[""] * (HEIGHT - 2), bottom]
-    lines = [f"{label:>{margin}} |{''.join(row).rstrip()}" for label, row in zip(labels, grid, strict=True)]
     left, right = _label(math.exp(min(xs))), _label(math.exp(max(xs)))
-    axis = f"{'':{margin}} +{'-' * WIDTH}"
-    ends = f"{'':{margin}}  {left}{right:>{WIDTH - len(left)}}"
-    title = f"{y} over {x} ({f'{x} logarithmic' if is_flat else 'both logarithmic'})" + (
-        f"; O: {says}" if marked and says else ""
-    )
-    return "\n".join([title, *lines, axis, ends])
+    title = f"{y} over {x} ({f'{x} logarithmic' if is_flat else 'both logarithmic'})"
+    return "\n".join([
+        title + (f"; O: {says}" if marked and says else ""),
+        *(f"{label:>{margin}} |{''.join(row).rstrip()}" for label, row in zip(labels, grid, strict=True)),
+        f"{'':{margin}} +{'-' * WIDTH}",
+        f"{'':{margin}}  {left}{right:>{WIDTH - len(left)}}",
+    ])  # fmt: skip
 
 
 def _label(value: float) -> str:

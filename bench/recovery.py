@@ -1,4 +1,4 @@
-"""A kill of the only worker of `penstock up` at default settings: how long its stream is silent, beside a bare start.
+"""`python -m bench.recovery`: kill the only worker of `penstock up` at default settings, and compare with a bare start.
 
 Each round is a new `penstock up` with the simulated engine, and three measurements: the start of a worker on another
 server with nothing to do, the silence of a stream whose worker is killed, and what becomes of a job whose worker is
@@ -8,28 +8,110 @@ stopped (SIGSTOP) for half a lease, which is no death.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.http import fetch
+from bench.http import RequestRefused, answer_to, fetch, request
 from bench.penstock import MODEL, PenstockUp, own_environ, start_redis, start_worker, variables
-from bench.processes import Processes
-from bench.recovery.reader import Reader
-from bench.report import Ratio
+from bench.processes import Died, Processes
+from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, count
+from bench.report import Column, Ratio
+from penstock.engine import ChatTurn
 from streaming.redis.settings import RedisSettings
+from workers.engines.sim.answers import prompt_text, token_text
 
 TOKENS = 400
 BEFORE = 20
 """Tokens that have come when the worker is killed or stopped."""
 STOPPED_S = RedisSettings().lease_ms / 2000
 WAIT_TIMEOUT_S = 300.0
+COLUMNS = (Column("show", "what was killed"), Column("what", "figure"), Column("value", "value", 1))
+NOTE = (
+    "A bare start is that of a worker process with the simulated engine, from its creation until it is ready, on a "
+    "server of its own with nothing else beside it."
+)
+
+
+@dataclass(slots=True)
+class Reader:
+    """One request and what its reader has."""
+
+    prompt: str
+    tokens: int
+    job: str = ""
+    text: str = ""
+    came: list[float] = field(default_factory=list)
+    """When each token did (monotonic)."""
+    resets: int = 0
+    ended: str = ""
+    """The name of its last event."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"model": MODEL, "messages": [{"role": "user", "content": self.prompt}], "max_tokens": self.tokens}
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it has every token of its answer once and in order."""
+        prompt = prompt_text((ChatTurn("user", self.prompt),))
+        return self.text == "".join(token_text(prompt, index) for index in range(self.tokens))
+
+    def silence_s(self, since: float) -> float | None:
+        """The longest time between two tokens that ended after `since`; None if none came after it."""
+        gaps = [after - before for before, after in itertools.pairwise(self.came) if after > since]
+        return max(gaps, default=None)
+
+    async def chat(self, port: int) -> None:
+        """Stream a chat to its end. Raises RequestRefused, OSError."""
+        sent = request("POST", "/v1/chat/completions", {**self.body, "stream": True})
+        async with answer_to(port, sent) as (reader, _):
+            while line := await reader.readline():
+                if line.startswith(b"data: [DONE]"):
+                    self.ended = "completed"
+                    return
+                if line.startswith(b"data: "):
+                    self._take_chunk(json.loads(line[6:]))
+
+    def _take_chunk(self, chunk: dict[str, Any]) -> None:
+        if "error" in chunk:
+            self.ended = str(chunk["error"]["code"])
+        elif chunk["choices"] and (text := chunk["choices"][0]["delta"].get("content")):
+            self.text += text
+            self.came.append(time.monotonic())
+
+    async def put(self, port: int) -> None:
+        """As a job. Raises RequestRefused, OSError."""
+        async with answer_to(port, request("POST", "/v1/jobs", self.body, {"Connection": "close"})) as (reader, _):
+            self.job = json.loads(await reader.read())["id"]
+
+    async def follow(self, port: int) -> None:
+        """The job's events, to its end. Raises RequestRefused, OSError."""
+        name = ""
+        async with answer_to(port, request("GET", f"/v1/jobs/{self.job}/events")) as (reader, _):
+            while line := await reader.readline():
+                if line.startswith(b"event: "):
+                    name = line[7:].strip().decode()
+                elif line.startswith(b"data: ") and self._take_event(name, line[6:]):
+                    return
+
+    def _take_event(self, name: str, data: bytes) -> bool:
+        """Whether it was the last one."""
+        if name == "delta":
+            self.text += json.loads(data)["text"]
+            self.came.append(time.monotonic())
+        elif name == "stream.reset":
+            self.resets, self.text = self.resets + 1, ""
+        elif name in ("completed", "failed", "cancelled", "expired"):
+            self.ended = name
+        return bool(self.ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +206,24 @@ async def _until(condition: Callable[[], bool], reading: asyncio.Task[None]) -> 
             if reading.done():
                 reading.result()
             await asyncio.sleep(0.02)
+
+
+def _run(run: ProgramRun) -> int:
+    rounds = []
+    with Testbed(run.console, "starting", run.args.rounds) as stage:
+        for number in range(run.args.rounds):
+            stage.say("the only worker killed")
+            rounds.append(asyncio.run(one_round(stage.room("up", number))))
+            stage.done()
+    rows, goals = of_rounds(rounds)
+    settings = {"rounds": run.args.rounds, "tokens": TOKENS, "stopped_s": STOPPED_S}
+    title = "What readers notice of a kill of the only worker"
+    return run.keep(run.result("recovery-up", title, COLUMNS, rows, goals, [NOTE], **settings))
+
+
+main = BenchProgram("penstock bench recovery", __doc__, _run, Died, RequestRefused, OSError, TimeoutError).taking(
+    Option("--rounds", type=count, default=8, help="each is a `penstock up` of its own (default 8)"), OUT
+)
+
+if __name__ == "__main__":
+    main.exit()

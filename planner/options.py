@@ -1,43 +1,37 @@
-"""Options of plans: what `penstock plan` takes, each group read into what the arithmetic takes; measures this CPU."""
+"""Options of plans: what a command takes, each group read into what the arithmetic takes; measures this CPU."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from timeit import repeat
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 
-from planner.commands.answers import PlanAnswer
-from planner.commands.records import is_records, records_in, rows_of
+from planner.answers import PlanAnswer
 from planner.facts import catalogue
-from planner.facts.catalogue import Accelerator, PlanError
-from planner.facts.model import ModelShape
-from planner.facts.model_config import from_config, from_gguf
-from planner.goodput import Workload, mix_of, slo_of, workloads
-from planner.goodput import workload as workload_named
-from planner.load import MAX_BATCH, KvReads, PlanInput, Precision, RequestLengths
+from planner.facts.catalogue import Accelerator, ModelShape, PlanError
+from planner.load import MAX_BATCH, KvReads, LatencySlo, PlanInput, Precision, RequestLengths
+from planner.trace import Workload, workload
 
 CPU = "cpu"
 LEAST, MOST = 1e-9, 1e12
 """Of a number that is given, beside 0."""
 USUAL = RequestLengths()
 """Without --in and --out."""
-Values: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class OptionGroup:
+class OptionGroup(NamedTuple):
     """Options that together say one thing: a field of PlanInput, or the argument `name`."""
 
     name: str
     options: Sequence[click.Option]
-    read: Callable[[Values], Any] | None = None
+    read: Callable[[dict[str, Any]], Any] | None = None
     """Gets the arguments read so far, and the values of the options. Raises PlanError. None: its option says it."""
 
 
@@ -110,9 +104,7 @@ def model_named(name: str | None, config: Path | None) -> ModelShape:
 
 def device_named(name: str) -> Accelerator:
     """A device of the catalogue, or this machine's CPU, measured now (a second). Raises PlanError."""
-    if name.lower() != CPU:
-        return catalogue.device(name)
-    return measured_cpu()
+    return measured_cpu() if name.lower() == CPU else catalogue.device(name)
 
 
 def _of_config(path: Path) -> ModelShape:
@@ -122,7 +114,7 @@ def _of_config(path: Path) -> ModelShape:
         raise PlanError(f"--config {path} cannot be read: {error.strerror or error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PlanError(f"{path} is no config.json of a model: {error}") from None
-    return from_config(config, path.parent.name if path.stem == "config" and path.parent.name else path.stem)
+    return catalogue.from_config(config, path.parent.name if path.stem == "config" and path.parent.name else path.stem)
 
 
 def _of_gguf(path: Path) -> ModelShape:
@@ -136,102 +128,79 @@ def _of_gguf(path: Path) -> ModelShape:
     ends = dict(zip(starts, [*starts[1:], file.size], strict=True))
     # A type whose size the parser does not know takes what lies before the next tensor.
     sizes = {tensor.name: tensor.nbytes or ends[tensor.offset] - tensor.offset for tensor in file.tensors}
-    return from_gguf(file.metadata, sizes, file.vocabulary, path.stem)
+    return catalogue.from_gguf(file.metadata, sizes, file.vocabulary, path.stem)
 
 
-def workload_of(prompt: int | None, answer: int | None, name: str | None) -> Workload:
-    """What the three options say. Raises PlanError."""
+def workload_of(given: Mapping[str, Any]) -> Workload:
+    """What --in, --out and --workload say; without a name if it is of the first two. Raises PlanError."""
+    prompt, answer, name = given["prompt"], given["answer"], given["workload"]
     if name is None:
         lengths = RequestLengths(USUAL.prompt if prompt is None else prompt, USUAL.answer if answer is None else answer)
         return Workload("", "--in and --out", lengths)
     if prompt is not None or answer is not None:
         raise PlanError("--workload and --in or --out both say lengths: leave one out")
-    path = Path(name)
-    if name.lower() not in workloads() and path.exists() and is_records(path):
-        rows, _ = rows_of(records_in(path).requests)
-        return Workload(path.name, f"the records {path}", mix_of(((row.prompt, row.answer) for row in rows), name))
-    return workload_named(name)
+    return workload(name)
 
 
-def _count(flag: str, default: int, text: str) -> click.Option:
-    return click.Option([flag], type=int, default=default, show_default=True, help=text)
+def _option(flag: str, text: str, default: float | None = None, name: str = "") -> click.Option:
+    """An option that takes a number, of the kind of its default: whole if it has none, and `text` says it then."""
+    kind = float if isinstance(default, float) else int
+    names = [flag, name] if name else [flag]
+    return click.Option(names, type=kind, default=default, show_default=default is not None, help=text)
 
 
-def _figure(flag: str, default: float, text: str) -> click.Option:
-    return click.Option([flag], type=float, default=default, show_default=True, help=text)
-
-
-MODEL = OptionGroup(
-    "model",
-    [
-        click.Option(["--model"], metavar="NAME", help="Model, such as llama-3.1-8b."),
-        click.Option(
-            ["--config"], type=click.Path(path_type=Path), help="A model's own config.json, or its GGUF file."
-        ),
-    ],
-    lambda known: model_named(known["model"], known["config"]),
-)
-GPU = OptionGroup(
-    "device",
-    [click.Option(["--gpu"], metavar="NAME", required=True, help="GPU, such as h200; cpu: this machine's.")],
-    lambda known: device_named(known["gpu"]),
-)
-WORKLOAD = OptionGroup(
-    "workload",
-    [
-        click.Option(["--in", "prompt"], type=int, help=f"Tokens of a prompt [{USUAL.prompt}]."),
-        click.Option(["--out", "answer"], type=int, help=f"Tokens of an answer [{USUAL.answer}]."),
-        click.Option(
-            ["--workload"],
-            metavar="NAME|FILE",
-            help="Named lengths, or a file of your own, instead of --in and --out.",
-        ),
-    ],
-    lambda known: workload_of(known["prompt"], known["answer"], known["workload"]),
-)
-"""Without a name if it is of --in and --out."""
-LENGTHS = OptionGroup(
-    "lengths",
-    WORKLOAD.options,
-    lambda known: workload_of(known["prompt"], known["answer"], known["workload"]).lengths,
-)
+NAME_OPTIONS = [
+    click.Option(["--model"], metavar="NAME", help="Model, such as llama-3.1-8b."),
+    click.Option(["--config"], type=click.Path(path_type=Path), help="A model's own config.json, or its GGUF file."),
+]
+MODEL = OptionGroup("model", NAME_OPTIONS, lambda known: model_named(known["model"], known["config"]))
+GPU_OPTION = click.Option(["--gpu"], metavar="NAME", required=True, help="GPU, such as h200; cpu: this machine's.")
+GPU = OptionGroup("device", [GPU_OPTION], lambda known: device_named(known["gpu"]))
+NAMED_LENGTHS = "Named lengths, or a file of your own, instead of --in and --out."
+LENGTH_OPTIONS = [
+    _option("--in", f"Tokens of a prompt [{USUAL.prompt}].", name="prompt"),
+    _option("--out", f"Tokens of an answer [{USUAL.answer}].", name="answer"),
+    click.Option(["--workload"], metavar="NAME|FILE", help=NAMED_LENGTHS),
+]
+WORKLOAD = OptionGroup("workload", LENGTH_OPTIONS, workload_of)
+LENGTHS = OptionGroup("lengths", LENGTH_OPTIONS, lambda known: workload_of(known).lengths)
+BIT_OPTIONS = [
+    click.Option(["--w-bits"], type=float, help="Bits of a weight, from 1 [as the file has them]."),
+    click.Option(["--a-bits"], type=float, default=16, show_default=True, help="Bits of activations."),
+    click.Option(["--kv-bits"], type=float, default=16, show_default=True, help="Bits of the KV cache."),
+]
 BITS = OptionGroup(
     "precision",
-    [
-        click.Option(["--w-bits"], type=float, help="Bits of a weight, from 1 [as the file has them]."),
-        _figure("--a-bits", 16, "Bits of activations."),
-        _figure("--kv-bits", 16, "Bits of the KV cache."),
-    ],
+    BIT_OPTIONS,
     lambda known: Precision.stored(known["model"], known["w_bits"], known["a_bits"], known["kv_bits"]),
 )
+READ_OPTIONS = [
+    click.Option(["--kv-budget"], type=int, default=0, help="Tokens of the cache that a step reads at most [all]."),
+    click.Option(["--streaming-heads"], type=float, default=0.0, help="Share of the heads that stream [0]."),
+    _option("--stream-window", "Tokens of sink and window of a streaming head.", 256),
+]
 READS = OptionGroup(
     "reads",
-    [
-        click.Option(["--kv-budget"], type=int, default=0, help="Tokens of the cache that a step reads at most [all]."),
-        click.Option(["--streaming-heads"], type=float, default=0.0, help="Share of the heads that stream [0]."),
-        _count("--stream-window", 256, "Tokens of sink and window of a streaming head."),
-    ],
+    READ_OPTIONS,
     lambda known: KvReads(known["kv_budget"], known["streaming_heads"], known["stream_window"]),
 )
-TP = OptionGroup("tp", [_count("--tp", 1, "GPUs that share every layer (tensor parallelism).")])
-GPUS = OptionGroup("gpus", [_count("--gpus", 1, "How many such GPUs.")])
-EFFICIENCY = OptionGroup(
-    "efficiency", [_figure("--efficiency", 0.7, "Share of the roofline that the engine reaches; 1: the bound itself.")]
-)
+TP = OptionGroup("tp", [_option("--tp", "GPUs that share every layer (tensor parallelism).", 1)])
+GPUS = OptionGroup("gpus", [_option("--gpus", "How many such GPUs.", 1)])
+EFFICIENCY_TEXT = "Share of the roofline that the engine reaches; 1: the bound itself."
+EFFICIENCY = OptionGroup("efficiency", [_option("--efficiency", EFFICIENCY_TEXT, 0.7)])
+SLO_OPTIONS = [
+    _option("--ttft-ms", "Longest time to the first token, ms.", 200.0),
+    _option("--tpot-ms", "Longest time between tokens, ms.", 100.0),
+    _option("--share", "Share of the requests that must keep both.", 0.9),
+]
 SLO = OptionGroup(
-    "slo",
-    [
-        _figure("--ttft-ms", 200.0, "Longest time to the first token, ms."),
-        _figure("--tpot-ms", 100.0, "Longest time between tokens, ms."),
-        _figure("--share", 0.9, "Share of the requests that must keep both."),
-    ],
-    lambda known: slo_of(known["ttft_ms"], known["tpot_ms"], known["share"]),
+    "slo", SLO_OPTIONS, lambda known: LatencySlo.given(known["ttft_ms"], known["tpot_ms"], known["share"])
 )
 
 
 def max_batch(default: int = MAX_BATCH) -> OptionGroup:
     """--max-batch, with this default."""
-    return OptionGroup("max_batch", [_count("--max-batch", default, "Most requests in one replica.")])
+    return OptionGroup("max_batch", [_option("--max-batch", "Most requests in one replica.", default)])
 
 
 def search_options(batch: int = MAX_BATCH) -> Sequence[OptionGroup]:
@@ -239,16 +208,16 @@ def search_options(batch: int = MAX_BATCH) -> Sequence[OptionGroup]:
     return MODEL, GPU, GPUS, LENGTHS, BITS, max_batch(batch), EFFICIENCY
 
 
+# --- this machine's CPU ----------------------------------------------------------------------------------------------
+
 COPY_BYTES = 1 << 27
 """Bytes of the copy that measures the memory's bandwidth: more than any cache holds."""
 SIDE = 1024
 """Rows of the matrices that are multiplied."""
 REPEATS = 6
 """Of which the fastest counts."""
-LINK_BYTES_S = 1e9
-"""To another machine, over 10 Gbit/s: assumed."""
-HOP_S = 50e-6
-"""Latency to it: assumed."""
+LINK_BYTES_S, HOP_S = 1e9, 50e-6
+"""To another machine, over 10 Gbit/s, and its latency: assumed."""
 
 
 def measured_cpu() -> Accelerator:
@@ -262,7 +231,7 @@ def measured_cpu() -> Accelerator:
     copied = min(repeat(lambda: np.copyto(target, source), number=1, repeat=REPEATS))
     multiplied = min(repeat(lambda: left @ right, number=1, repeat=REPEATS))
     return Accelerator(
-        name="cpu",
+        name=CPU,
         source=f"measured now: {os.cpu_count()} cores, a copy of {COPY_BYTES >> 20} MiB, a float32 product of {SIDE}^2",
         memory_bytes=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         bytes_s=2 * COPY_BYTES / copied,  # read and written

@@ -1,1 +1,0 @@
-"""How long a reader waits when the only worker is killed."""
