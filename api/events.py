@@ -47,7 +47,7 @@ ROWS_PER_WRITE = 200
 """Deltas rendered and written before the event loop runs other tasks: a few milliseconds."""
 PING = b"event: ping\ndata: {}\n\n"
 POSITION_INTERVAL_S = 0.5
-"""Interval between look-ups of a waiting job's place in its lane."""
+"""Interval between look-ups of a job that waits: its place in its lane, and whether a worker has begun it."""
 STORE_RETRY_DELAY_S = 0.5
 """Delay before a read of a store that did not answer is tried again."""
 
@@ -58,7 +58,7 @@ EXPIRED = Failure(
 
 
 class HistoryChanged(Exception):
-    """Raised when the job's history no longer holds deltas that the reader already has."""
+    """Raised when the job's history no longer holds what the reader already has."""
 
 
 class LogBroken(Exception):
@@ -81,12 +81,13 @@ async def deltas_of(
     services: Services, record: JobRecord, buffer: ReorderBuffer
 ) -> AsyncGenerator[tuple[Sequence[Delta], Terminal | None, JobRecord], None]:
     """Yield the deltas of a job's log behind what a new buffer has, as they come, and at last the end with them. A job
-    that waits for its first worker is looked at every POSITION_INTERVAL_S: each time, its record comes without deltas.
+    that waits and has no deltas is looked at every POSITION_INTERVAL_S: each time, its record comes without deltas.
     Closes the buffer. Raises HistoryChanged, UnknownJob, NewerMessage."""
-    buffer.accepted, keep_alive_s = True, services.settings.keep_alive_s
+    buffer.accepted = True
+    keep_alive_s = services.settings.keep_alive_s
     try:
         await patiently(lambda: services.relay.follow(buffer))
-        waits = is_waiting(record)
+        waits = record.state is JobState.QUEUED and not buffer.seq
         terminal: Terminal | None = None
         while terminal is None:
             rows, terminal = await buffer.take(POSITION_INTERVAL_S if waits else keep_alive_s)
@@ -94,7 +95,7 @@ async def deltas_of(
                 raise HistoryChanged
             if waits and not rows and terminal is None:
                 record = await patiently(partial(services.job_reader.again, record))
-            waits = waits and not rows and is_waiting(record)
+            waits = waits and not rows and record.state is JobState.QUEUED
             failure = terminal.failure if terminal is not None else None
             yield rows, None if failure in (GONE, NEWER) else terminal, record
             if failure is GONE:
@@ -153,9 +154,8 @@ class EventStream:
         except asyncio.CancelledError:  # drain_s is over
             if self._breaks:
                 writer.cut_off()
-            else:
-                await state["server_send"](body_message(b"", more=False))
-            raise
+                raise
+            await state["server_send"](body_message(b"", more=False))
         finally:
             streams.dec()
 

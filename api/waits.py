@@ -122,7 +122,12 @@ def _scaled(seconds: float, factor: float) -> float:
 
 
 def _quantile(ordered: list[tuple[float, bool]], share: float) -> float | None:
-    """The quantile of sorted ratios and whether they are bounds; None if too many are bounds."""
+    """The quantile of sorted ratios and whether they are bounds, interpolated; None if too many are bounds."""
+    if not any(bound for _, bound in ordered):
+        place = share * (len(ordered) - 1)
+        below = int(place)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below][0] + (place - below) * (ordered[above][0] - ordered[below][0])
     longer = 1.0
     for place, (ratio, bound) in enumerate(ordered):
         longer *= 1.0 if bound else 1 - 1 / (len(ordered) - place)

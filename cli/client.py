@@ -138,11 +138,11 @@ class Client:
             self._model = str(models[0]["id"])
         return self._model
 
-    def get(self, path: str, *, patient: bool = False, **params: Any) -> dict[str, Any]:
+    def get(self, path: str, *, patient: bool = False, job_id: str = "", **params: Any) -> dict[str, Any]:
         """Get a JSON response. Parameters that are None are omitted. `patient`: as a command that waits for an answer,
-        try again while no server answers."""
+        try again while no server answers. `job_id`: the job that goes on without this command."""
         query = urlencode({name: value for name, value in params.items() if value is not None})
-        return self._json("GET", f"{path}?{query}" if query else path, patient=patient)
+        return self._json("GET", f"{path}?{query}" if query else path, patient=patient, job_id=job_id)
 
     def pages(self, path: str, limit: int, **params: Any) -> Iterator[dict[str, Any]]:
         """Yield up to `limit` objects of a list, fetching pages as needed."""
@@ -214,12 +214,19 @@ class Client:
             raise _no_penstock(self._api.url, str(error) or type(error).__name__) from None
 
     def _json(
-        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = EMPTY, *, patient: bool = False
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] = EMPTY,
+        *,
+        patient: bool = False,
+        job_id: str = "",
     ) -> dict[str, Any]:
         """One try, unless `patient`: a command that a person typed ends at once where nothing answers."""
         if self._admin_token and path.startswith(ADMIN):
             headers = {**headers, "Authorization": f"Bearer {self._admin_token}"}
-        with self._explained(path):
+        with self._explained(path, job_id):
             return self._api.request(method, path, body, headers, tries_again=patient)
 
     @contextmanager

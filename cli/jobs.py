@@ -237,7 +237,7 @@ class ChangePrinter(AnswerPrinter):
             more = (f"{usage['completion_tokens']} tokens" if usage else "", error.get("code"))
             words = ", ".join(filter(None, (event.name, *more)))
         if words and self._as_json:
-            job = self._client.get(f"/v1/jobs/{self._job_id}", patient=True) | {"result": None}
+            job = self._client.get(f"/v1/jobs/{self._job_id}", patient=True, job_id=self._job_id) | {"result": None}
             print_json({"at": rfc3339(time.time()), "change": words, "job": timed(job)})
         elif words:
             emit(f"{time.strftime('%H:%M:%S')} {words}\n")

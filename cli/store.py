@@ -69,6 +69,7 @@ def with_store(function: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
             instance = None if where.redis_url else where.home().read()
             raise unreachable("the store cannot be reached", error, where.config(), instance) from None
 
+    call.__annotations__ = function.__annotations__  # `command` reads them; from 3.14 on, `wraps` does not copy them
     return call
 
 

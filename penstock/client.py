@@ -448,27 +448,27 @@ class Call:
         """Return the job once it has completed. Raises JobFailed, WaitTimeout."""
         until, job = now + timeout_s, None
         retry = self._retry(until=until)
-        try:
-            while job is None or now < until:
-                left_s = max(0.0, until - now)
-                poll_s = min(LONG_POLL_S, left_s)
-                path = f"{job_path(job_id)}?{urlencode({'wait': f'{poll_s:.3f}'})}"
-                silence_s = min(poll_s + LATE_S, left_s + OVERTIME_S)
+        while job is None or now < until:
+            left_s = max(0.0, until - now)
+            poll_s = min(LONG_POLL_S, left_s)
+            path = f"{job_path(job_id)}?{urlencode({'wait': f'{poll_s:.3f}'})}"
+            silence_s = min(poll_s + LATE_S, left_s + OVERTIME_S)
+            try:
+                got = await self._try(retry, "GET", path, b"", EMPTY, silence_s)
+            except (Broken, Refused) as failure:
                 try:
-                    got = await self._try(retry, "GET", path, b"", EMPTY, silence_s)
-                except (Broken, Refused) as failure:
                     pause = retry.after(failure)
-                    await self._connection.pause(pause)
-                    now = failure.at + pause.seconds
-                    continue
-                retry.progress()
-                job, now = self._json(got), got.at
-                if job["status"] == "completed":
-                    return job
-                if job["status"] in FINAL:
-                    raise JobFailed(job)
-        except TimeoutError:
-            pass
+                except TimeoutError:
+                    break
+                await self._connection.pause(pause)
+                now = failure.at + pause.seconds
+                continue
+            retry.progress()
+            job, now = self._json(got), got.at
+            if job["status"] == "completed":
+                return job
+            if job["status"] in FINAL:
+                raise JobFailed(job)
         raise WaitTimeout(job_id, timeout_s, job)
 
     async def stream(self, job_id: str, after: str) -> AsyncGenerator[StreamEvent, None]:
@@ -679,6 +679,23 @@ def _answer(response: httpx2.Response, body: bytes) -> HttpAnswer:
     headers = {name.lower(): value for name, value in response.headers.items()}
     return HttpAnswer(response.status_code, headers, body, time.monotonic())
 
+
+__all__ = [
+    "FINAL",
+    "ApiRefusal",
+    "AsyncPenstockClient",
+    "EventsUnreadable",
+    "InvalidAddress",
+    "InvalidRequest",
+    "JobFailed",
+    "NoAnswer",
+    "Pause",
+    "PenstockClient",
+    "PenstockError",
+    "StreamEvent",
+    "StreamReset",
+    "WaitTimeout",
+]
 
 URL, KEY = "PENSTOCK_URL", "PENSTOCK_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"

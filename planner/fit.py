@@ -499,7 +499,9 @@ def loads_of(served: Sequence[ServedText]) -> list[list[ServedText]]:
         raise PlanError(
             f"{len(served):,} requests are more than the {MAX_TEXTS:,} that are simulated: --since would cut them"
         )
-    texts, loads, busy_s = sorted(served, key=lambda each: each.arrived_s), list[list[ServedText]]([[]]), -math.inf
+    texts = sorted(served, key=lambda each: each.arrived_s)
+    loads: list[list[ServedText]] = [[]]
+    busy_s = -math.inf
     least = max(MIN_LOAD, len(texts) // MAX_LOADS)
     for text in texts:
         if len(loads[-1]) >= least and text.arrived_s >= busy_s:
@@ -520,8 +522,8 @@ def compared(
 ) -> tuple[EngineFit, list[ComparedLoad]]:
     """Fit the first, third, fifth... load, and predict all. Raises PlanError."""
     fit = fitted([text for load in loads[::2] for text in load], limits)
-    simulated, begin_s = iter(predicted(fit, [text for load in loads for text in load], workers)), loads[0][0].arrived_s
-    found = []
+    simulated = iter(predicted(fit, [text for load in loads for text in load], workers))
+    begin_s, found = loads[0][0].arrived_s, []
     for number, load in enumerate(loads):
         said = figures(fit, list(islice(simulated, len(load))))
         found.append(ComparedLoad(load[0].arrived_s - begin_s, len(load), number % 2 == 1, measured(load), said))

@@ -106,7 +106,7 @@ class ReplicaStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaModel:
-    """The step time of one replica of a plan. It is the `StepTime` of the simulator.
+    """One replica of a plan, and what a step of it costs; StepMeter tells the simulator.
 
     What a token of a prompt attends to is half of a typical prompt.
     """

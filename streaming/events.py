@@ -383,7 +383,22 @@ class Webhooks(ClientUser):
         """Take up to `limit` messages of each partition that are due, for the lease."""
         args = (endpoint, limit, lease_ms)
         answers = await self._client.calls([("outgoing", partition, args) for partition in self._client.partitions])
-        return [_attempt(now, message) for now, *messages in answers for message in messages]
+        attempts = []
+        for now, *messages in answers:
+            for message in messages:
+                try:
+                    attempts.append(_attempt(now, message))
+                except (ValueError, TypeError, AttributeError) as error:
+                    await self._give_up(message[0].decode(errors="replace"), message[1], str(error))
+        return attempts
+
+    async def _give_up(self, message: str, attempt: int, problem: str) -> None:
+        """End a message whose record is malformed, so that it is not due again and again."""
+        log.error("a webhook message cannot be read and is given up: %s", problem, extra={"message_id": message})
+        if self._is_ours(message):
+            reason = "its record cannot be read"
+            args = (message, attempt, "failed", 0, reason, 0, self._client.settings.retention_s)
+            await self._client.call("settle", self._partition(message), *args)
 
     async def settle(self, taken: DeliveryAttempt, state: State, status: int, problem: str, wait_ms: int = 0) -> bool:
         """Record the outcome; `pending` schedules a retry after `wait_ms`. False: another attempt has begun since."""
@@ -425,9 +440,12 @@ class Webhooks(ClientUser):
 
 
 def _attempt(now: int, message: Sequence[Any]) -> DeliveryAttempt:
-    read: list[Any] = [each.decode(errors="replace") if isinstance(each, bytes) else each for each in message]
-    name, attempt, before, began, event, kind, subject, at, data, url = read
-    return DeliveryAttempt(name, attempt, attempt - before, now - began, now, event, kind, subject, at, data, url)
+    """Raises TypeError, ValueError, AttributeError for a malformed record."""
+    name, attempt, before, began, event, kind, subject, at, data, url = message
+    return DeliveryAttempt(
+        name.decode(), attempt, attempt - before, now - began, now, event.decode(), kind.decode(), subject.decode(), at,
+        data.decode(), url.decode(),
+    )  # fmt: skip
 
 
 def _message(name: str, values: Sequence[bytes | None]) -> WebhookMessage | None:

@@ -248,7 +248,7 @@ class Metrics(RequestMetrics, JobMetrics, WorkerMetrics, OfflineMetrics, RecordM
         return found
 
     def count_error(self, code: str) -> None:
-        """Count an error that is told to a client; only `counted` in api/openai/rendering.py tells one."""
+        """Count an error that a client is told."""
         self.errors.labels(code).inc()
 
     def flush(self) -> None:

@@ -342,7 +342,7 @@ class Gate:
         self._turn = 0
 
     def text(self, lane: str, tenant: str, prompt: int, limit: int, generated: int = 0) -> HeldText:
-        """A text with its draws, for `admit`; `limit` counts what earlier attempts `generated`."""
+        """A text with its draws, for `wait_reason`; `limit` counts what earlier attempts `generated`."""
         return HeldText(prompt, limit, self.history.window(lane, tenant), self._random, generated)
 
     def wait_reason(self, text: HeldText, capacity: KvCapacity) -> GateReason:
@@ -358,6 +358,10 @@ class Gate:
         no longer ran the requests `without`."""
         self._redrawn()
         held = [text for request_id, text in self.held.items() if request_id not in without]
+        count = worlds(len(held))  # fewer texts are drawn in more worlds
+        for text in held:
+            if len(text.finals) < count:
+                text.draw(count, self._random)
         before = len(held)
         for text in texts:
             text.draw(MAX_WORLDS, self._random)

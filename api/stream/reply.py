@@ -99,6 +99,8 @@ class PacedWriter:
         self._send, self._connection, self._timeout_s = send, connection, timeout_s
         self.stalled = False
         self._written_s = 0.0
+        self._stall_timer: asyncio.TimerHandle | None = None
+        """Runs while a write waits for the reader, or a ping found that it is behind."""
 
     async def write_events(
         self,
@@ -113,7 +115,7 @@ class PacedWriter:
         assert task is not None
         client = Watched(self._connection, task.cancel)
         self._written_s = time.monotonic()
-        self._ping_if_idle(keep_alive_s, ping)
+        self._ping_if_idle(task, keep_alive_s, ping)
         try:
             with client:
                 async with aclosing(events):
@@ -126,25 +128,39 @@ class PacedWriter:
                 await self.write(b"", more=False)
                 await asyncio.sleep(0)  # likewise
         except asyncio.CancelledError:
-            if not client.lost:
+            if self.stalled:
+                self.cut_off()
+            elif not client.lost:
                 raise
             raise ClientGone from None
         finally:
             self._ping_timer.cancel()
+            self._stop_stall_timer()
 
-    def _ping_if_idle(self, keep_alive_s: float, ping: bytes) -> None:
+    def _ping_if_idle(self, task: asyncio.Task[object], keep_alive_s: float, ping: bytes) -> None:
         idle_s = time.monotonic() - self._written_s
         if idle_s >= keep_alive_s:
-            self._connection.write_chunk(ping)
+            if self._connection.write_chunk(ping):
+                self._stop_stall_timer()
+            elif self._stall_timer is None:  # nothing else may be written for as long as the job is silent
+                self._start_stall_timer(task)
             self._written_s, idle_s = time.monotonic(), 0.0
         loop = asyncio.get_running_loop()
-        self._ping_timer = loop.call_later(keep_alive_s - idle_s, self._ping_if_idle, keep_alive_s, ping)
+        self._ping_timer = loop.call_later(keep_alive_s - idle_s, self._ping_if_idle, task, keep_alive_s, ping)
+
+    def _start_stall_timer(self, task: asyncio.Task[object] | None) -> None:
+        self._stop_stall_timer()
+        timeout_s = self._timeout_s * random.uniform(1.0, MAX_SEND_TIMEOUT_FACTOR)  # noqa: S311 - jitter
+        self._stall_timer = asyncio.get_running_loop().call_later(timeout_s, self._on_stalled, task)
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     async def write(self, data: bytes, *, more: bool) -> None:
         """Write once the reader takes it. Raises ClientGone."""
-        task = asyncio.current_task()
-        timeout_s = self._timeout_s * random.uniform(1.0, MAX_SEND_TIMEOUT_FACTOR)  # noqa: S311 - jitter
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._on_stalled, task)
+        self._start_stall_timer(asyncio.current_task())
         try:
             await self._send(body_message(data, more=more))
             self._written_s = time.monotonic()
@@ -154,7 +170,7 @@ class PacedWriter:
             self.cut_off()
             raise ClientGone from None
         finally:
-            timer.cancel()
+            self._stop_stall_timer()
 
     def cut_off(self) -> None:
         """Disconnect the reader in the middle of the answer, so that it cannot take what it has for the whole."""

@@ -23,7 +23,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -336,30 +336,36 @@ def _place(read: Sequence[Any], own: int, lane: str) -> QueuePlace:
     return QueuePlace(higher, requeued, own, max(0, others), max(0, counter - least) // COUNTER_SCALE, priority)
 
 
+class LineHead(NamedTuple):
+    """One read of a tenant's first entries in a lane, finished or under way; `began` is monotonic time."""
+
+    began: float
+    read: asyncio.Task[tuple[Sequence[Any], Mapping[bytes, int]]]
+    """The answer of the script `waiting`, and the place of each entry in it."""
+
+
 class QueuePlaces:
     """Finds the places of waiting jobs; concurrent requests about a tenant's jobs in a lane share one read. One per
     process."""
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
-        self._reads: dict[tuple[str, str], tuple[float, asyncio.Task[LineRead]]] = {}
-        """By lane and tenant: when the last read began (monotonic), and the read, finished or under way."""
+        self._looks: dict[tuple[str, str], LineHead] = {}
+        """By lane and tenant: the last read."""
 
     async def find(self, partition: int, lane: str, tenant: str, entry: str, old_s: float = 0.0) -> QueuePlace:
         """The place of an entry of a lane, by a read at most `old_s` old. Raises Unavailable."""
-        now, reads = time.monotonic(), self._reads
-        began, read = reads.get((lane, tenant), (-math.inf, None))
-        failed = read is not None and read.done() and (read.cancelled() or read.exception())
-        if read is None or failed or old_s == 0 or began < now - old_s:
-            self._reads = {line: each for line, each in reads.items() if each[0] > now - CACHE_MAX_AGE_S}
-            began, read = now, asyncio.create_task(self._read(partition, lane, tenant))
-            read.add_done_callback(lambda read: read.cancelled() or read.exception())  # perhaps nobody waits any more
-            self._reads[lane, tenant] = began, read
-        answer, places = await asyncio.shield(read)
-        # An entry that an older read does not have was perhaps put later, unless the read ends before it.
-        if began < now and len(places) < MAX_COUNTED and entry.encode() not in places:
-            return await self.find(partition, lane, tenant, entry)
-        return _place(answer, places.get(entry.encode(), len(answer[0])), lane)
+        asked, line = time.monotonic(), (lane, tenant)
+        while True:
+            look = self._looks.get(line)
+            if look is None or look.began < asked - old_s or old_s == 0:
+                look = self._look(partition, line)
+            read, places = await asyncio.shield(look.read)
+            # An entry that an older read does not have was perhaps put later, unless the read ends before it.
+            if look.began >= asked or len(places) >= MAX_COUNTED or entry.encode() in places:
+                return _place(read, places.get(entry.encode(), len(read[0])), lane)
+            if self._looks.get(line) is look:
+                del self._looks[line]
 
     async def expected(self, job: Job, card: ModelCard | None) -> int:
         """How many jobs of its lane would start before a job that is put now, in all partitions together. `card`: of
@@ -370,6 +376,18 @@ class QueuePlaces:
         reads = await self._client.calls(calls)
         return sum(_place(read, read[0], lane).in_lane for read, lane in zip(reads, lanes.values(), strict=True))
 
-    async def _read(self, partition: int, lane: str, tenant: str) -> LineRead:
+    def _look(self, partition: int, line: tuple[str, str]) -> LineHead:
+        now = time.monotonic()
+        self._looks = {name: look for name, look in self._looks.items() if look.began > now - CACHE_MAX_AGE_S}
+        look = self._looks[line] = LineHead(now, asyncio.create_task(self._read(partition, *line)))
+        look.read.add_done_callback(lambda read: self._forget(line, look, read))
+        return look
+
+    def _forget(self, line: tuple[str, str], look: LineHead, read: asyncio.Task[Any]) -> None:
+        """Drop a failed read from the cache, and retrieve its error: perhaps no caller waits for it any more."""
+        if (read.cancelled() or read.exception()) and self._looks.get(line) is look:
+            del self._looks[line]
+
+    async def _read(self, partition: int, lane: str, tenant: str) -> tuple[Sequence[Any], Mapping[bytes, int]]:
         read: Sequence[Any] = await self._client.call("waiting", partition, lane, tenant, MAX_COUNTED, "")
         return read, {entry: place for place, entry in enumerate(read[0])}

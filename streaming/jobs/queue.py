@@ -190,7 +190,12 @@ class Queue:
             except (LaneFull, StoreFull) as error:
                 return error
 
-        return await asyncio.gather(*map(put, jobs))
+        answers: list[Accepted | LaneFull | StoreFull] = []
+        for answer in await asyncio.gather(*map(put, jobs), return_exceptions=True):  # no put outlasts this call
+            if isinstance(answer, BaseException) and not isinstance(answer, LaneFull | StoreFull):
+                raise answer
+            answers.append(answer)
+        return answers
 
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:

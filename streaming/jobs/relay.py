@@ -621,10 +621,10 @@ class Relay:
         loop = asyncio.get_running_loop()
         due_all = loop.time() + TICK_S
         while True:
-            if not self._behind():
+            if not (behind := self._behind()):
                 self._hurry.clear()
                 await wait(self._hurry, due_all - loop.time())
-            if self._behind():
+            if behind or self._hurry.is_set():
                 await asyncio.sleep(TICK_S / LOOKS)
             now, looked = loop.time(), self._behind()
             if now >= due_all:

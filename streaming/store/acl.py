@@ -34,25 +34,46 @@ LOADING = frozenset({"function|load", "function|list", "function|delete"})
 """Not for workers: whoever loads a function has it run with the rights of whoever calls it, and engines run there."""
 
 COMMON_COMMANDS: Mapping[str, set[str]] = {
-    "hmget": {"store"}, "exists": {"store"}, "del": {"proc"}, "zrem": {"procs"}, "zrange": {"procs"}, "mget": {"proc"},
-}  # fmt: skip
+    "hmget": {"store"},
+    "exists": {"store"},
+    "del": {"proc"},
+    "zrem": {"procs"},
+    "zrange": {"procs"},
+    "mget": {"proc"},
+}
 """Commands that every process sends without a script, and the kinds of key they are for."""
 
 COMMANDS: Mapping[str, Mapping[str, set[str]]] = {
     "api": {
-        "hvals": {"owed", "enqueued"}, "xrange": {"log", "dead"}, "xrevrange": {"dead", "actions"}, "xdel": {"dead"},
-        "zscore": {"jobs", "files", "batches"}, "zrangebyscore": {"files"}, "zcard": {"due"}, "lrange": {"places"},
-        "zrevrangebyscore": {"files", "batches", "hooks"}, "get": {"file", "console"}, "mget": {"file", "override"},
-        "hmget": {"batch", "hook"}, "hgetall": {"card", "plan", "conversation"}, "expire": {"job"},
+        "hvals": {"owed", "enqueued"},
+        "xrange": {"log", "dead"},
+        "xrevrange": {"dead", "actions"},
+        "xdel": {"dead"},
+        "zscore": {"jobs", "files", "batches"},
+        "zrangebyscore": {"files"},
+        "zcard": {"due"},
+        "lrange": {"places"},
+        "zrevrangebyscore": {"files", "batches", "hooks"},
+        "get": {"file", "console"},
+        "mget": {"file", "override"},
+        "hmget": {"batch", "hook"},
+        "hgetall": {"card", "plan", "conversation"},
+        "expire": {"job"},
     },
     "worker": {"xrange": {"log"}, "hgetall": {"card"}},
     "scheduler": {"mget": {"override"}, "hgetall": {"plan", "cold"}},
     "offline": {
-        "hvals": {"owed"}, "xrange": {"log"}, "exists": {"job", "file"}, "expire": {"job", "redelivery"},
-        "zrangebyscore": {"expiring"}, "hmget": {"batch"}, "hgetall": {"card"}, "incrby": {"redelivery"},
+        "hvals": {"owed"},
+        "xrange": {"log"},
+        "exists": {"job", "file"},
+        "expire": {"job", "redelivery"},
+        "zrangebyscore": {"expiring"},
+        "hmget": {"batch"},
+        "hgetall": {"card"},
+        "incrby": {"redelivery"},
         "del": {"redelivery"},
     },
-}  # fmt: skip
+}
 """Further commands that a role sends without a script, and the kinds of key they are for."""
 
 SUBSCRIBED: Mapping[str, set[str]] = {role: {role} for role in ROLES} | {"api": {"api", "pools"}}

@@ -45,7 +45,7 @@ def create(folder: Path, now: float, role: str, pid: int) -> tuple[Path, int]:
     at = datetime.fromtimestamp(now, UTC)
     name = f"{at:%Y%m%dT%H%M%S}.{at.microsecond // 1000:03d}-{role}-{pid}"
     for number in range(100):
-        path = folder / f"{name}{f'-{number}' * bool(number)}.jsonl"
+        path = folder / (f"{name}-{number}.jsonl" if number else f"{name}.jsonl")
         with contextlib.suppress(FileExistsError):
             return path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
     raise FileExistsError(f"{folder / name} and its numbers are taken")

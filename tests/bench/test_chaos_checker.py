@@ -11,7 +11,9 @@ import pytest
 from bench.chaos import oracle
 from bench.chaos.asks import Budget, Other
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END, check
-from bench.chaos.history import Event
+from bench.chaos.history import Event, stalls_ms
+from bench.chaos.rows import ROWS
+from bench.stats import percentile
 from penstock.engine import ChatTurn
 from workers.engines.sim.answers import prompt_text, token_text
 
@@ -387,6 +389,16 @@ def test_answers_that_a_row_asks_for_are_no_errors() -> None:
     assert kinds([*good(), asked(2), refused(408, "upload_stalled", 2, after=None)], budget=one) == {"error"}
 
 
+def test_one_request_served_excuses_no_errors_of_the_others() -> None:
+    """Neither with the budget of F33, whose touched job may be unreadable, nor with that of F34."""
+    rows = {row.id: row for row in ROWS}
+    wrong = [event for req in range(2, 52) for event in (asked(req), refused(500, "internal_error", req, None))]
+    unreadable = [event for req in range(2, 52) for event in (asked(req), refused(500, "malformed_job", req, None))]
+    for row, errors in (("F33", wrong), ("F34", wrong), ("F33", unreadable), ("F34", unreadable)):
+        history = [event for event in good() if event["event"] != "cut"] + errors
+        assert kinds(history, budget=rows[row].budget) == {"error"}, row
+
+
 def test_nothing_but_errors_is_no_passed_row() -> None:
     """A history in which every answer is a 500, and one in which nobody is served."""
     errors = [event for req in range(50) for event in (asked(req), refused(500, "internal_error", req, None))]
@@ -491,6 +503,16 @@ def test_the_oracle_says_what_the_engine_says() -> None:
     found = list(oracle.tokens(["amber0ABCD brook1ABCD", " cedar2"]))
     assert [(each.number, each.author) for each in found] == [(0, "ABCD"), (1, "ABCD"), (2, "")]
     assert [each.number for each in oracle.tokens([" cedar"])] == [-1]
+
+
+def test_a_stall_is_the_longest_silence_across_a_fault() -> None:
+    """Gaps before the fault and after the next one do not count; a reader who had ended is not asked."""
+    times = (1.0, 1.5, 1.6, 4.0, 4.1, 6.1)
+    events = [asked(), *(token("x", at) for at in times), asked(2), token("x", 1.0, req=2), token("x", 1.2, req=2)]
+    faults = [{"t": at, "event": "fault", "trial": n, "what": ""} for n, at in enumerate((1.7, 4.05), 1)]
+    assert [round(stall) for stall in stalls_ms(events + faults)] == [2000, 2400]
+    assert stalls_ms(events) == []
+    assert percentile([], 0.5) is None and percentile([1, 2, 3], 0.5) == 2 and percentile([1, 2, 3], 0.99) == 3
 
 
 def test_every_kind_is_planted_and_counted() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,14 +18,16 @@ from fault_testbed import stage
 from bench.chaos.asks import Ask, Budget, ClientView
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
-from bench.chaos.history import Life, of_kind
+from bench.chaos.history import ClientHistory, Life, of_kind
 from bench.chaos.readings import CANCEL, LIST, Readings, opened
 from bench.chaos.rows.clients import has_expired, was_in
 from bench.chaos.rows.engines import DONE, fault_of_stream
 from bench.chaos.rows.failover import judge_loss
 from bench.chaos.rows.operations import holds_some, judge_cut, judge_jump
 from bench.chaos.rows.overload import CAPACITY, Controls, judge_overload
-from bench.chaos.rows.store import ACCEPTED
+from bench.chaos.rows.store import ACCEPTED, FloodResult, judge_flood, judge_full
+from bench.chaos.rows.workers import MAX_HEALTH_MS, asking, judge_health
+from bench.chaos.soak import StoreUsage, judge_keys, judge_kills
 from bench.chaos.stage import FaultTestbed
 
 __all__ = ["stage"]
@@ -151,6 +156,64 @@ async def test_a_client_without_an_answer_gives_up_aloud(stage: FaultTestbed, an
 
 
 @pytest.mark.parametrize(
+    ("flood", "wrong"),
+    [
+        (FloodResult(503, 400, 0.7), 0),
+        (FloodResult(503, 0, 0.1), 2),  # admission refuses everything
+        (FloodResult(503, 3, 0.3), 1),
+        (FloodResult(429, 400, 0.7), 1),
+        (FloodResult(0, 3000, 0.7), 1),
+    ],
+)
+def test_a_flood_must_be_taken_before_it_is_refused(stage: FaultTestbed, flood: FloodResult, wrong: int) -> None:
+    """F14: an admission that takes nothing keeps the store empty, too."""
+    judge_flood(stage, flood)
+    assert len(stage.wrong) == wrong, stage.wrong
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "good"),
+    [(503, "no_capacity", True), (503, "draining", False), (429, "queue_full", False)],
+)
+def test_a_full_store_is_what_every_refusal_says(stage: FaultTestbed, status: int, code: str, good: bool) -> None:
+    """F14 and F32: another reason is another fault."""
+    stage.history.add("refused", req=1, status=503, code="no_capacity", ms=1, retry_after="1")
+    stage.history.add("refused", req=2, status=status, code=code, ms=1, retry_after="1")
+    judge_full(stage)
+    assert (stage.wrong == []) is good
+
+
+@pytest.mark.parametrize(
+    ("waits", "bare", "holds"),
+    [
+        ([1.0, MAX_HEALTH_MS], [], True),
+        ([1.0, MAX_HEALTH_MS + 1], [], False),
+        ([1.0, MAX_HEALTH_MS + 1], [1.0], True),
+        ([math.inf], [1.0], False),
+        ([], [], False),
+    ],
+)
+def test_an_api_process_that_stands_still_fails_the_row(
+    stage: FaultTestbed, waits: list[float], bare: list[float], holds: bool
+) -> None:
+    """F30: beside a bare server. No answer at all is the longest."""
+    judge_health(stage, waits, bare)
+    assert (stage.wrong == []) is holds
+
+
+async def test_a_health_check_without_an_answer_has_waited_for_ever() -> None:
+    """Neither a connection that breaks nor a refusal ends the asking; one that is open when the readers are done
+    counts as well."""
+    async with answering(http(200), b"", http(503), None) as port:
+        async with asking(port) as waits, asyncio.timeout(10):
+            while len(waits) < 3:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+        assert waits[0] < math.inf and waits[1:3] == [math.inf, math.inf]
+        assert len(waits) == 4 and 90 <= waits[3] < math.inf
+
+
+@pytest.mark.parametrize(
     ("status", "code", "kinds"),
     [
         (404, "job_not_found", set()),
@@ -171,6 +234,10 @@ async def test_every_answer_to_another_tenant_is_judged(
         await Readings(stage.history, [port]).try_as_other("job_1", port, *CANCEL)
     found = {violation.kind for violation in check(stage.history.events, budget=Budget())}
     assert found - {"lost", "unserved"} == kinds
+
+
+def held(**keys: int) -> StoreUsage:
+    return StoreUsage(Counter(keys), Counter(keys))
 
 
 def ended_so(shown: int, state: str, refused: int, begun: bool) -> bool:
@@ -231,6 +298,43 @@ def test_another_tenant_is_shown_nothing_of_a_job(path: str, answers: dict[int, 
     assert {status: opened("job_1", path, status, b"") for status in answers} == answers
     for body, shown in ((b'{"data": []}', False), (b'{"data": [{"id": "job_1"}]}', True)):
         assert opened("job_1", LIST, 200, body) is shown
+
+
+def test_what_is_left_and_what_met_nothing_fails_the_soak(stage: FaultTestbed) -> None:
+    """Logs are counted by themselves; the keys of dead workers are kept for an hour."""
+
+    def held(**keys: int) -> StoreUsage:
+        return StoreUsage(Counter(keys), Counter(keys))
+
+    judge_keys(stage, held(log=2, worker=2, job=5), held(log=2, worker=9, job=5))
+    judge_kills(stage, [True, True])
+    assert stage.wrong == []
+    judge_keys(stage, held(log=2, worker=2, job=5), held(log=3, worker=2, job=5))
+    judge_kills(stage, [True, False])
+    assert [why.split(" of ")[0] for why in stage.wrong] == ["3 logs", "1"]
+
+
+def test_every_event_that_a_client_is_told_reaches_the_judge(tmp_path: Path) -> None:
+    """A second `started`, and an end with the id of the last delta."""
+
+    def told(*blocks: tuple[str, str, dict[str, Any]]) -> set[str]:
+        history = ClientHistory(tmp_path / "history.jsonl")
+        clients = Clients(history, [])
+        reader = clients.tell(Ask("p", 0, chat=False, reads=False))
+        history.add("accepted", req=reader.req, job="job_1", status=202, ms=1)
+        for name, event_id, data in blocks:
+            clients.take_event(reader, {"event": name, "id": event_id, "data": msgspec.json.encode(data).decode()})
+        assert reader.cursor == blocks[-1][1]
+        history.close()
+        return {violation.kind for violation in check(history.events)} - {"lost"}  # nobody reads it afterwards
+
+    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 0}, "finish_reasons": ["length"]}
+    queued, started = ("queued", "1:1:-", {}), ("started", "1:2:w-1", {})
+    delta = ("delta", "1:3:w-1", {"text": ""})
+    assert told(queued, started, delta, ("completed", "1:4:w-1", usage)) == set()
+    assert told(queued, started, started, ("completed", "1:3:w-1", usage)) == {"numbering"}
+    assert told(queued, started, delta, ("completed", "1:3:w-1", usage)) == {"numbering"}
+    assert told(queued, started, ("completed", "1:3:w-1", {})) == {"accounting", "wrong_end"}
 
 
 def play(stage: FaultTestbed, *, before: int = 1, after: int = 1, attempts: int = 1) -> None:

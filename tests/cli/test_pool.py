@@ -273,10 +273,10 @@ class Ends(Reaper):
         if self.away:
             raise Unavailable("Redis does not answer")
         mine, other = (
-            Lapse(f"worker-1@{socket.gethostname()}", ("job_1",), (("job_2", "poison"),)),
-            Lapse("worker-1@elsewhere", ("job_3",)),
+            Lapse(f"worker-1@{socket.gethostname()}", ["job_1"], {"job_2": "poison"}, []),
+            Lapse("worker-1@elsewhere", ["job_3"], {}, []),
         )
-        return Swept(lapsed_workers=2, requeued=2, lapses=(mine, other))
+        return Swept(lapsed_workers=2, lapses=(mine, other))
 
 
 def a_worker(name: str = "worker-1") -> Child:

@@ -35,6 +35,17 @@ def test_the_contract_of_offline_work_names_the_whole_frontend() -> None:
     assert set(contract["forbidden_modules"]) == found - {"api.__init__", "api.openai", "api.settings"}
 
 
+def test_only_the_catalogue_spells_a_redis_name() -> None:
+    """Keys and channels are made in one file."""
+    spelled = [
+        str(path.relative_to(ROOT))
+        for name in NAMES
+        for path in (ROOT / name).rglob("*.py")
+        if re.search(r"[\"']penstock:", path.read_text(encoding="utf-8"))
+    ]
+    assert spelled == ["streaming/keys.py"]
+
+
 def test_nothing_on_a_wire_is_pickled() -> None:
     """No module of ours can unpickle."""
     banned = re.compile(r"^\s*(import|from) (pickle|marshal|shelve|dill|joblib|cloudpickle)\b", re.MULTILINE)

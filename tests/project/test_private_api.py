@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PRODUCT = ("penstock", "api", "workers", "scheduler", "offline", "planner", "streaming", "telemetry", "cli")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ TABLE = (
     ),
 )  # fmt: skip
 
+PRIVATE_USE = re.compile(r"(?<!\bself)(?<!\bcls)\.(_[a-z]\w*)")
+
 
 @pytest.mark.parametrize("library", PINNED)
 def test_the_pinned_version_is_installed_and_locked(library: str) -> None:
@@ -154,3 +157,20 @@ def codes(owner: type[Any]) -> Iterator[CodeType]:
     for value in vars(owner).values():
         if inspect.isfunction(value):
             yield inspect.unwrap(value).__code__
+
+
+def test_no_other_private_name_of_a_library_is_used() -> None:
+    """Of another object: `connection._writer`. What is the product's own is defined in the same file; `_asdict`,
+    `_fields` and `_replace` of named tuples, and `_value_` of enumerations, are public."""
+    used = set[tuple[str, str]]()
+    for path in product_files():
+        text = path.read_text("utf-8")
+        assert not re.search(r"^ *(?:from|import) \S*\b_[a-z]", text, re.MULTILINE), f"{path} imports a private module"
+        own = {"_exit", "_value_", "_asdict", "_fields", "_replace", *re.findall(r"def (_\w+)\(", text)}
+        used |= {(path.relative_to(ROOT).as_posix(), name) for name in PRIVATE_USE.findall(text) if name not in own}
+    assert used <= {(each.used_in, name) for each in TABLE for name in each.names}
+
+
+def product_files() -> Iterator[Path]:
+    for package in PRODUCT:
+        yield from sorted((ROOT / package).rglob("*.py"))

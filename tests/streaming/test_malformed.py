@@ -348,7 +348,7 @@ async def test_a_webhook_message_that_cannot_be_read_is_given_up(wire: RedisClie
         event = Event(f"s{number}", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
         events.append(message_id(0, event.id, "e"))
         await webhooks.dispatch(event, ["e"])
-    for name, field in zip(events, ("at", "before", "attempt"), strict=False):
+    for name, field in zip(events, ("subject", "before", "attempt"), strict=False):
         await wire.redis.hset(partition_key(0, "hook", name), field, b"\xffx")
     errands = await webhooks.outgoing("e", 10, 1)
     assert {errand.id for errand in errands} == {events[2], events[3]}

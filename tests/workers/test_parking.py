@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
-from flow import SILENT, a_lease, append, claim_one, delta
+from flow import SILENT, a_lease, append, claim_one, delta, deltas_of
 from msgspec.structs import replace
 from sim_worker import FAST, Start, a_job, ended, expected, put_job, text_of, until
 
@@ -212,3 +212,19 @@ async def test_a_reader_who_has_a_part_of_the_run_gets_the_rest_from_it(wire: Re
     await wire.redis.delete(partition_key(0, "log", lease.id))
     seen += await read_from(buffer, 2)
     assert seen == [1, 2, 3] and buffer.author(3) == Run(lease.id, claim.number)
+
+
+async def test_a_late_repetition_of_the_call_changes_nothing(wire: RedisClient) -> None:
+    """Its answer was lost, and another worker has claimed the job and gone on meanwhile."""
+    queue, reader = Queue(wire), JobReader(wire)
+    job = await put_job(queue)
+    lease, claim = await claim_of(wire)
+    frames = parked(lease, claim, range(1, 3), range(0))
+    await lease.release(job.id, claim.number, frames, outcome=PREEMPTED)
+    heir, again = await claim_of(wire)
+    opening = Opening(job.id, 3, Run(lease.id, claim.number))
+    await heir.calls([append(heir, {SILENT: [delta(again, 3)]}, (again.number, opening))])
+    await lease.release(job.id, claim.number, parked(lease, claim, range(1, 2), range(0)), outcome=PREEMPTED)
+    record = await reader.record(job.id)
+    assert record.state is JobState.RUNNING
+    assert [row.seq for row in await deltas_of(reader, record)] == [1, 2, 3]

@@ -19,6 +19,7 @@ from workers.slot_shares import (
     choose_victims,
     preemptible,
     reserved_slots,
+    room_for_batch,
 )
 
 
@@ -124,3 +125,10 @@ def test_whatever_runs_no_job_is_taken_in_vain(jobs: list[RunningJob], texts: in
     if sum(job.texts for job in victims) < texts:
         allowed = preemptible(jobs, NOW)
         assert len(victims) == len(allowed)
+
+
+@pytest.mark.parametrize(("batch_texts", "more"), [(0, 6), (6, 0), (7, 0)])
+def test_how_many_lines_of_a_batch_fit(batch_texts: int, more: int) -> None:
+    """The slots kept for others stay empty; with none kept there is no limit."""
+    assert room_for_batch(8, 2, batch_texts) == more
+    assert room_for_batch(8, 0, batch_texts) is None

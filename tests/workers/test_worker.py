@@ -17,6 +17,7 @@ from sim_worker import (
     a_job,
     ended,
     expected,
+    failure_of,
     has_deltas,
     lose_lease,
     put_job,
@@ -24,6 +25,7 @@ from sim_worker import (
     until,
 )
 
+from penstock.engine import Sampling
 from streaming.errors import Fenced
 from streaming.ids import new_job_id
 from streaming.jobs.dead_letters import DeadLetters
@@ -296,3 +298,13 @@ def test_a_job_of_which_the_worker_knows_nothing_is_a_stray_in_the_second_beat()
     comparison, counted = BeatComparison(held, 0), {"held": HeldJob(1, False), "stray": HeldJob(2, False)}
     found = [comparison.strays(counted, may_claim=claims) for claims in (False, False, True, False, False)]
     assert found == [set(), {("stray", 2)}, set(), set(), {("stray", 2)}]
+
+
+async def test_a_request_the_engine_cannot_run_fails_with_its_reason(wire: RedisClient, start: Start) -> None:
+    """An option that this engine does not have: 400 in the record, and the next job runs."""
+    queue = Queue(wire)
+    await start()
+    odd, fine = await put_job(queue, sampling=Sampling(json_schema={})), await put_job(queue)
+    record = await ended(wire, odd.id)
+    assert (failure_of(record).code, failure_of(record).status) == ("invalid_request_error", 400)
+    assert (await ended(wire, fine.id)).state is JobState.COMPLETED

@@ -106,7 +106,7 @@ end
 -- Ends of workers, and ends of jobs and of attempts that a script decides about.
 
 -- Note in which state a worker has ended: nobody wakes it any more, and another one may run suspects. Returns its name and
--- the time of its last frame, each nil if it is not known.
+-- the time of its last frame, each false if it is not known.
 local function end_worker(worker, state)
   local known = redis.call('HMGET', worker_key(worker), 'model', 'name', 'at')
   local model = known[1]

@@ -75,6 +75,16 @@ def test_no_more_texts_than_slots_but_an_idle_engine_takes_any_text() -> None:
     assert not wait_reason(text(500, 500), [], KvCapacity(4, 100, taken=100, reserve=0.2))
 
 
+def test_texts_that_remain_are_drawn_in_as_many_futures_as_fewer_need() -> None:
+    """Of 55 texts 16 would go: those that remain are compared in more futures than all were."""
+    gate = gate_of(40)
+    gate.held = {str(number): text(10, 100, lengths=(40,)) for number in range(55)}
+    chat = text(10, 100, lengths=(40,))
+    gone = [str(number) for number in range(16)]
+    assert gate.fitting([chat], KvCapacity(60, 4000), gone) == 1
+    assert gate.fitting([chat], KvCapacity(60, 1000), gone) == 0
+
+
 def test_an_engine_that_never_evicts_keeps_whole_limits_free() -> None:
     """So does the gate: what the engine would keep waiting stays in order outside. No prediction, hence no reserve."""
     held, more = text(10, 90, 89, (95,)), text(10, 90, 0, (1,))

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ class LlamacppEngine:
         """As many as slots, each for one request at a time; further requests wait in its queue."""
         self._task_threads = ThreadPoolExecutor(settings.slots, thread_name_prefix="task")
         self._task_calls: set[Future[Any]] = set()
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, asyncio.Task[Piece]] = {}
         self._idle = [Slot(number) for number in range(settings.slots)]
         self._uses = self._steps = 0
         self._live: dict[str, tuple[Generation, Future[None]]] = {}
@@ -200,7 +201,8 @@ class LlamacppEngine:
         """Raises Refused, EngineDead."""
         prompts, _ = self._running()
         if request.task is not None:
-            self._tasks[request.id] = asyncio.create_task(self._perform(request, request.task))
+            task = self._tasks[request.id] = asyncio.create_task(self._perform(request, request.task))
+            task.add_done_callback(partial(self._on_task_end, request.id))
             return
         prompt = prompts.of(request)
         generation = Generation(request, prompt.parts, self._context, opened=prompt.opened)
@@ -392,20 +394,20 @@ class LlamacppEngine:
 
     # --- tasks: none takes a slot; llama.cpp itself lets vectors and scores wait for one of its own -------------------
 
-    async def _perform(self, request: Request, task: Task) -> None:
+    async def _perform(self, request: Request, task: Task) -> Piece:
         try:
-            last = await self._answer(request, task)
-        except asyncio.CancelledError:
-            last = Piece(request.id, finish="cancelled")
+            return await self._answer(request, task)
         except Refused as refused:
-            last = Piece(request.id, failure=refused.failure)
+            return Piece(request.id, failure=refused.failure)
         except TokenizerFailed as error:
-            last = Piece(request.id, failure=llama.engine_error(f"llama.cpp's tokenizer failed: {error}"))
+            return Piece(request.id, failure=llama.engine_error(f"llama.cpp's tokenizer failed: {error}"))
         except Exception as error:  # noqa: BLE001 - boundary of one task: it must end, whatever the library raises
             _log.exception("a task failed in llama.cpp", extra={"request": request.id})
-            last = Piece(request.id, failure=llama.engine_error(f"llama.cpp failed: {type(error).__name__}"))
-        del self._tasks[request.id]
-        self._push(last)
+            return Piece(request.id, failure=llama.engine_error(f"llama.cpp failed: {type(error).__name__}"))
+
+    def _on_task_end(self, request_id: str, task: asyncio.Task[Piece]) -> None:
+        del self._tasks[request_id]
+        self._push(Piece(request_id, finish="cancelled") if task.cancelled() else task.result())
 
     async def _answer(self, request: Request, task: Task) -> Piece:
         """Raises Refused, TokenizerFailed."""

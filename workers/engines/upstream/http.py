@@ -344,7 +344,8 @@ class Reply:
     def __init__(self) -> None:
         self.status, self.body = 0, b""
         """The status of the final reply; 0: its head has not come."""
-        self.headers: dict[str, str] = {}
+        self.headers: Mapping[str, str] = NO_HEADERS
+        self._head: dict[str, str] = {}
         self.problem = ""
         """Why it is not whole."""
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -362,16 +363,16 @@ class Reply:
             raise ValueError("a second reply to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._head[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         status = self.parser.get_status_code()
         if status == SWITCHING_PROTOCOLS:
             raise ValueError("it switches to another protocol")
         if status < FIRST_FINAL_STATUS:  # an interim reply: the final one follows
-            self.headers = {}
+            self._head = {}
         else:
-            self.status = status
+            self.status, self.headers = status, self._head
 
     def on_body(self, data: bytes) -> None:
         """May raise any exception, which closes the connection."""

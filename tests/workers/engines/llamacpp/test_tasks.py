@@ -108,8 +108,12 @@ async def test_a_text_that_would_take_the_tokenizer_long_is_refused(desk: TaskDe
 
 
 async def test_a_cancelled_task_ends_at_once(desk: TaskDesk) -> None:
-    """Also one that waits; the next is answered."""
+    """Also one that waits, and one that has not begun; the next is answered."""
     task = Task(kind="embed")
+    early = Request("early", "", Sampling(), task=task, inputs=("word",))
+    not_begun = desk.submit(early)
+    desk.engine.cancel(early.id)
+    assert (await desk.result(not_begun)).finish == "cancelled"
     requests = [Request(f"c{number}", "", Sampling(), task=task, inputs=("word " * 60,) * 2) for number in range(4)]
     waiting = [desk.submit(request) for request in requests]
     await asyncio.sleep(0.05)
