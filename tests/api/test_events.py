@@ -209,17 +209,21 @@ async def test_a_reader_that_reconnects_by_itself_goes_on_where_it_was(door: Hou
 
 
 @pytest.mark.parametrize(
-    "what", ["it leaves", "it stalls", "the process ends", "the process ends and the stream breaks"]
+    "what",
+    ["it leaves", "it stalls", "it stalls in silence", "the process ends", "the process ends and the stream breaks"],
 )
 async def test_a_stream_that_is_always_busy_ends(what: str) -> None:
-    """It never waits, so no cancellation would reach it; what a reader does not take would stay in memory. Where the
-    process ends, a stream whose reader could take it for the whole has no last chunk."""
+    """It never waits, so no cancellation would reach it; what a reader does not take would stay in memory, also where
+    only pings would be written. Where the process ends, a stream whose reader could take it for the whole has no last
+    chunk."""
     watchers, sent, cut = list[Callable[[], None]](), list[Message](), list[bool]()
-    connection = SimpleNamespace(watch=watchers.append, cut_off=lambda: cut.append(True))
+    connection = SimpleNamespace(
+        watch=watchers.append, cut_off=lambda: cut.append(True), write_chunk=lambda _: what != "it stalls in silence"
+    )
 
     async def server_send(message: Message) -> None:
         sent.append(message)
-        if len(sent) == 3:
+        if len(sent) == 3 and what != "it stalls in silence":
             if what == "it leaves":
                 watchers[0]()
                 return
@@ -228,20 +232,21 @@ async def test_a_stream_that_is_always_busy_ends(what: str) -> None:
             await asyncio.sleep(PATIENCE_S)
 
     async def busy() -> AsyncGenerator[bytes, None]:
-        while True:
+        while len(sent) < 3 or what != "it stalls in silence":
             yield b"x"
+        await asyncio.sleep(PATIENCE_S)
 
     gauge, breaks = SimpleNamespace(inc=int, dec=int), what.endswith("breaks")
-    settings = ApiSettings(send_timeout_s=0.01 if what == "it stalls" else 60)
+    settings = ApiSettings(send_timeout_s=0.01 if what.startswith("it stalls") else 60, keep_alive_s=0.1)
     services: Any = SimpleNamespace(settings=settings, metrics=SimpleNamespace(open_streams=gauge))
     scope = {"type": "http", "state": {"connection": connection, "server_send": server_send}}
     stream = EventStream(services, busy(), {}, b"", breaks=breaks)
     answering = asyncio.create_task(stream(scope, cast(Any, None), server_send))
     await asyncio.wait([answering])
-    assert answering.cancelled() is what.startswith("the process")
+    assert answering.cancelled() is breaks
     assert [message.get("body") for message in sent[:3]] == [None, b"x", b"x"]
     assert [message["more_body"] for message in sent[3:]] == [False] * (what == "the process ends")
-    assert cut == [True] * (what == "it stalls" or breaks)
+    assert cut == [True] * (what.startswith("it stalls") or breaks)
 
 
 async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, door_wire: RedisClient) -> None:
