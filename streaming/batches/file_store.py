@@ -196,13 +196,18 @@ class FileStore:
 
     def quarantined(self) -> int:
         """Count the entries of all days of quarantine; other folders are ignored. Raises OSError."""
-        return sum(1 for day in self._quarantine.glob("*") if _began(day) is not None for _ in day.glob("*/*"))
+        parts = [part for day in self._days() if _began(day) is not None for part in day.iterdir() if part.is_dir()]
+        return sum(1 for part in parts for _ in part.iterdir())
+
+    def _days(self) -> list[Path]:
+        """What lies in quarantine. Raises OSError: unlike `glob`, which takes an unreadable folder for an empty one."""
+        return sorted(self._quarantine.iterdir()) if self._quarantine.exists() else []
 
     def end_quarantine(self, keep_s: float, now: float | None = None) -> list[str]:
         """Delete days of quarantine that ended more than `keep_s` ago; returns them. A day that cannot be deleted is
         logged and skipped. Raises OSError."""
         now, ended = time.time() if now is None else now, []
-        for day in sorted(self._quarantine.glob("*")):
+        for day in self._days():
             if (began := _began(day)) is None or began + DAY_S + keep_s >= now:
                 continue
             try:

@@ -72,10 +72,12 @@ def test_pauses_of_the_page_about_failures_are_those_of_the_kit() -> None:
 
 
 def test_every_defence_is_shown_or_said_to_be_none() -> None:
-    """The last cell of a row of three names a test or a command, or says that there is nothing to show. A test that is
-    not always run is said to be so, by the command that runs it."""
+    """Each risk of both lists has its row, in order. The last cell of a row of three names a test or a command, or says
+    that there is nothing to show. A test that is not always run is said to be so, by the command that runs it."""
     lines = [line for line in SECURITY.partition("\n## OWASP ")[2].splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    risks = [match[1] for row in rows if (match := re.match(r"((API|LLM)\d+) ", row[0]))]
+    assert risks == [*(f"API{number}" for number in range(1, 11)), *(f"LLM{number:02}" for number in range(1, 11))]
     shown = [row for row in rows if len(row) == 3 and row[0] not in ("risk", "what")]
     assert len(shown) >= 27 and all(map(has_target, {"audit", *re.findall(r"`make ([a-z-]+)", SECURITY)}))
     for row in shown:
