@@ -565,20 +565,22 @@ KINDS = {"/v1/jobs": JOB_IDS, "/v1/batches": BATCHES, "/admin/dlq": LETTERS, "/a
 
 
 class Lists(QuietHandler):
-    """A server that lists ids in pages and answers everything else with 404, which names the path."""
+    """A server that lists ids in pages, batches one by one and by the last id, and answers everything else with 404,
+    which names the path."""
 
     def do_GET(self) -> None:  # noqa: N802
         parts, query = urlsplit(self.path), parse_qs(urlsplit(self.path).query)
         if parts.path not in KINDS:
             self.send(404, {"error": {"message": f"asked for {self.path}", "code": "none"}})
             return
-        ids, limit = KINDS[parts.path], int(query["limit"][0])
+        ids = KINDS[parts.path]
+        limit, cursor = (1, "last_id") if ids is BATCHES else (int(query["limit"][0]), "next_cursor")
         begin = int(query.get("cursor", query.get("after", ["0"]))[0])
         page: list[dict[str, Any]] = [{"id": each} for each in ids[begin : begin + limit]]
         if ids is LETTERS:
             page = [each | {"job_id": job_id} for each, job_id in zip(page, LETTER_JOBS, strict=True)]
         place = str(begin + limit) if begin + limit < len(ids) else None
-        self.send(200, {"data": page, "has_more": place is not None, "next_cursor": place, "last_id": place})
+        self.send(200, {"data": page, "has_more": place is not None, cursor: place})
 
 
 @pytest.fixture(scope="module")
