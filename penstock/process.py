@@ -8,6 +8,7 @@ import contextlib
 import errno
 import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -22,6 +23,8 @@ import msgspec
 
 from penstock.config import FILE, Config, ConfigError, load
 
+log = logging.getLogger(__name__)
+
 ENV = "PENSTOCK_LIFELINE"
 LIFE = "PENSTOCK_LIFE"
 """Variable with the random id under which a process registers itself in the store: its supervisor chooses it, because
@@ -33,12 +36,12 @@ class Lifeline:
 
     The supervisor passes each child one end of a socket pair (its number in PENSTOCK_LIFELINE). The child writes its
     state as JSON lines. When the supervisor dies, the socket closes and the child exits at once, so no orphan is left.
-    Without a supervisor there is no socket and every method does nothing.
+    Without a supervisor there is no socket, and nothing is sent.
     """
 
     def __init__(self, fd: int | None) -> None:
         self._socket = socket.socket(fileno=fd) if fd is not None else None
-        self._away = ""
+        self._away = self._waits = ""
         if self._socket is not None:
             self._socket.set_inheritable(False)
             threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
@@ -60,8 +63,12 @@ class Lifeline:
             self._send({"away": why})
 
     def wait(self, message: str, error: Exception) -> None:
-        """Tell the supervisor what the start of this process waits for: a `write` of `loops.ExpectedErrors`."""
-        self.say("starting", message % error)
+        """Tell the supervisor and the log what the start of this process waits for: a `write` of
+        `loops.ExpectedErrors`. Only a change is logged."""
+        if (waits := message % error) != self._waits:
+            self._waits = waits
+            log.warning("%s", waits)
+        self.say("starting", waits)
 
     def _send(self, message: dict[str, str]) -> None:
         if self._socket is None:

@@ -109,8 +109,8 @@ class NotedLifeline(Lifeline):
         self.said.append((state, detail))
 
 
-async def test_a_scheduler_without_redis_tells_its_supervisor_the_cause() -> None:
-    """Not only that it waits: `penstock up` shows it."""
+async def test_a_scheduler_without_redis_tells_its_supervisor_the_cause(caplog: pytest.LogCaptureFixture) -> None:
+    """Not only that it waits: `penstock up` shows it. The log has it once, however often it tries."""
     config = Config({"redis": {"url": "redis://127.0.0.1:1/0"}})
     lifeline, metrics = NotedLifeline(), Metrics.start("", "scheduler")
     running = asyncio.create_task(run(config, read_limits(config), this_process("scheduler", "s"), lifeline, metrics))
@@ -118,6 +118,7 @@ async def test_a_scheduler_without_redis_tells_its_supervisor_the_cause() -> Non
     (_, waiting), (state, cause), *_ = lifeline.said
     assert waiting == "waiting for Redis" and state == "starting"
     assert cause.startswith("waiting for Redis: ") and "127.0.0.1:1" in cause
+    assert [record.message for record in caplog.records if record.name == "penstock.process"] == [cause]
     os.kill(os.getpid(), signal.SIGTERM)
     assert await running == 0
     metrics.close()
