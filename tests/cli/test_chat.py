@@ -107,7 +107,7 @@ def test_the_commands_of_a_conversation(house: House) -> None:
         typed.type("\x03")
         typed.shows("(Ctrl-D or /quit ends)\n>>> ")
         typed.type("\x04")
-        assert typed.process.wait(30) == 0
+        assert typed.end() == 0
     turns = [("system", "be long"), ("user", "hello"), ("assistant", plainly), ("user", " /why"), ("assistant", third)]
     saved = json.loads((house.folder / "talk.json").read_text())
     assert saved == [{"role": role, "content": text} for role, text in turns]
@@ -123,7 +123,7 @@ def stopped(typed: Typed, beginning: str) -> None:
 
 def ended_by(typed: Typed, word: str) -> None:
     typed.type(f"{word}\r")
-    assert typed.process.wait(30) == 0
+    assert typed.end() == 0
 
 
 def test_a_stopped_answer_is_cancelled_and_asked_again(house: House) -> None:
@@ -150,7 +150,7 @@ def test_a_conversation_ends_when_it_is_told_to(house: House, number: signal.Sig
             typed.type("a long one\r")
             typed.shows(answer(("user", "a long one"), tokens=3))
         typed.process.send_signal(number)
-        assert typed.process.wait(30) == (130 if answers else -number)
+        assert typed.end() == (130 if answers else -number)
     assert not answers or json.loads(house.get("/v1/jobs?limit=1")[1])["data"][0]["status"] == "cancelled"
 
 
