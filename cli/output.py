@@ -528,12 +528,11 @@ class ProgressLine:
         self._width = 0
         self._why: Callable[[], str] = str
         self._reason, self._looked, self._printed = "", 0.0, 0.0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
+        self._ended = False  # an Event's inner lock stays held for ever if a signal handler raises within `set`
 
     def __enter__(self) -> ProgressLine:
         if not self._quiet:
-            self._thread.start()
+            threading.Thread(target=self._tick, name="progress", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -577,22 +576,20 @@ class ProgressLine:
 
     def end(self) -> None:
         """Remove the line."""
-        self._ended.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
         with self._lock:
-            self._text = ""
+            self._ended, self._text = True, ""
             self._clear()
 
     def _tick(self) -> None:
-        while not self._ended.wait(REDRAW_INTERVAL_S):
+        while not self._ended:
+            time.sleep(REDRAW_INTERVAL_S)
             if time.monotonic() - self._looked >= EXPLAIN_INTERVAL_S:
                 self._looked, self._reason = time.monotonic(), visible(self._why())
             with self._lock:
                 self._show(changed=False)
 
     def _show(self, *, changed: bool) -> None:
-        if self._quiet or self._ended.is_set():
+        if self._quiet or self._ended:
             return
         if self._live:
             self._clear()

@@ -9,7 +9,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import unicodedata
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -89,6 +91,38 @@ def test_progress_never_wraps(columns: int, monkeypatch: pytest.MonkeyPatch) -> 
         drawn = [line for line in stream.getvalue().split("\r") if line.strip()]
     assert max(map(len, drawn)) < columns and "\n" not in stream.getvalue()
     assert drawn[-1].startswith("  batch_00000000") and ("[#####" in drawn[-1]) is (columns == 120)
+
+
+def test_progress_ends_wherever_a_signal_interrupts_its_end() -> None:
+    """An interrupt at any point leaves no lock held: the command, which ends the line once more, goes on."""
+    points, before = 0, sys.gettrace()
+    is_interrupted = True
+    while is_interrupted:
+        points += 1
+        left = points
+
+        def interrupt(_frame: FrameType, event: str, _arg: object) -> Any:
+            nonlocal left
+            left -= event != "line"  # Python looks for signals at calls and returns
+            if not left:
+                raise output.Leaving
+            return interrupt
+
+        progress = output.ProgressLine(Terminal(), {"TERM": "xterm"}).__enter__()  # its `__exit__` might never return
+        progress.phase("waiting")
+        sys.settrace(interrupt)
+        try:
+            progress.end()
+            is_interrupted = False
+        except output.Leaving:
+            is_interrupted = True
+        finally:
+            sys.settrace(before)
+        again = threading.Thread(target=progress.end, daemon=True)
+        again.start()
+        again.join(30)
+        assert not again.is_alive(), f"the second end waits for ever behind an interrupt at point {points}"
+    assert points > 3
 
 
 def test_broken_pipe_is_silent() -> None:
