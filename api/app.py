@@ -136,8 +136,9 @@ class Observed:
             if message["type"] == "http.response.start":
                 state["status"] = message["status"]
                 message["headers"] = head_of(message.get("headers", ()))
-                if "connection" in state and _has_body(scope["method"], message["headers"]):
-                    state["connection"].answers.hold()
+                answers = state["connection"].answers if "connection" in state else None  # None: its client has left
+                if answers is not None and _has_body(scope["method"], message["headers"]):
+                    answers.hold()
             await send(message)
 
         state["head_of"] = head_of

@@ -197,7 +197,10 @@ async def job_log(
     place = cursor.resume(seen, record) if seen else Place()
     while True:
         if place is None:
-            record = await (_new_epoch if shown else _outline)(services, record)
+            try:
+                record = await (_new_epoch if shown else _outline)(services, record)
+            except UnknownJob:
+                raise LogBroken(_lost(record)) from None
             services.metrics.stream_resets.inc()
             yield [job_events.reset_event(record.epoch)]
             place, shown = Place(), True
@@ -214,6 +217,12 @@ async def job_log(
 async def _outline(services: Services, record: JobRecord) -> JobRecord:
     """Return the job's record as it is now."""
     return await patiently(lambda: services.job_reader.outline(record.job.id))
+
+
+def _lost(record: JobRecord) -> JobEvent:
+    """Return the last event of a job that the store lost."""
+    terminal = Terminal(record.job.id, JobState.FAILED, 0, failure=GONE)
+    return job_events.terminal_event(dataclasses.replace(record, state=JobState.FAILED, terminal=terminal))
 
 
 async def _new_epoch(services: Services, record: JobRecord) -> JobRecord:
@@ -346,9 +355,7 @@ class EventReader:
         return JobEvent("error", None, counted(error, self._services.metrics.count_error))
 
     def _lost(self) -> JobEvent:
-        """Return the last event of a job that the store lost. Of one that had ended, the outcome is unknown."""
+        """Return the last event of this job, which the store lost. If it had ended, the outcome is unknown."""
         if self._buffer is not None and self._buffer.over:
             return self._error(from_failure(EXPIRED))
-        terminal = Terminal(self._record.job.id, JobState.FAILED, 0, failure=GONE)
-        lost = dataclasses.replace(self._record, state=JobState.FAILED, terminal=terminal)
-        return job_events.terminal_event(lost)
+        return _lost(self._record)

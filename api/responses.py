@@ -32,7 +32,6 @@ from api.services import Services
 from api.stream.reply import (
     PING,
     STREAM_HEADERS,
-    ClientGone,
     NumberedFlow,
     StreamReply,
     WholeReply,
@@ -324,15 +323,22 @@ class ResponseStream(StreamReply):
         data, self._unwritten = self._unwritten, b""
         await self._writer.write(data, more=True)
         services.relay.close(self._buffer)
-        record = await services.job_reader.outline(self._buffer.job_id)
-        follower = Follower(services, record, self._events.has, live=True, measure=self._measure)
-        if self._buffer.hung_up:
-            raise ClientGone
-        await self._writer.write_events(
-            follower.events(), services.settings.keep_alive_s, PING, on_written=self._note_written
-        )
-        self._buffer.terminal = follower.ended
+        keep_alive_s = services.settings.keep_alive_s
+        await self._writer.write_events(self._rest(), keep_alive_s, PING, on_written=self._note_written)
         self._delivery.last_got = self._delivery.last_sent = time.monotonic()
+
+    async def _rest(self) -> AsyncGenerator[bytes, None]:
+        services, job_id = self._services, self._buffer.job_id
+        try:
+            record = await patiently(lambda: services.job_reader.outline(job_id))
+        except UnknownJob:
+            yield self._events.fail(from_failure(GONE))
+            return
+        follower = Follower(services, record, self._events.has, live=True, measure=self._measure)
+        async with aclosing(follower.events()) as events:
+            async for data in events:
+                yield data
+        self._buffer.terminal = follower.ended
 
     def _note_written(self) -> None:
         if self._flow.last:
@@ -356,7 +362,7 @@ class WholeResponse(WholeReply):
         services, drafts = self._services, tuple[bytes, ...]()
         if self._job.constrained:  # its engine may have started again
             with contextlib.suppress(UnknownJob):
-                drafts = (await services.job_reader.outline(terminal.job)).drafts
+                drafts = (await patiently(lambda: services.job_reader.outline(terminal.job))).drafts
         work = answer_in_slices(self._facts, terminal, rows, drafts)
         body = to_json(await services.store_client.turns.run(work, len(rows)))
         await forget(services, self._admitted)

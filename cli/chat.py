@@ -37,7 +37,7 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
         try:
             job_id = client.submit(body, key)["id"]
             printer.print(client, job_id)
-        except (KeyboardInterrupt, BrokenPipeError):
+        except (KeyboardInterrupt, OSError):  # what was left to print has nowhere to go once the terminal is closed
             progress.end()
             with suppress(Problem):
                 # If the reader left before the answer to the submit, the job may be queued: the same key finds it.

@@ -105,7 +105,7 @@ class Preemption:
         attempt = self._held.park(job_id)
         self._starter.let_go(attempt)
         self._recorder.released(job_id, outcome)
-        task = asyncio.create_task(self._put_back(attempt, outcome))
+        task = asyncio.create_task(self.put_back(attempt, outcome))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
@@ -149,7 +149,7 @@ class Preemption:
             for attempt in now
         ]
 
-    async def _put_back(self, attempt: Attempt, outcome: str) -> None:
+    async def put_back(self, attempt: Attempt, outcome: str) -> None:
         """Put the job back with its tokens. Until the store has done it, the job counts as held here."""
         frames = self._held.parked_frames(attempt)
         release = partial(self._lease.release, attempt.job.id, attempt.number, frames, outcome=outcome)

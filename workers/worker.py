@@ -24,7 +24,7 @@ from streaming.ids import partition_of
 from streaming.jobs.codec import Cancel, Control, Cordon, Follow, Hold, Terminal, Wake
 from streaming.jobs.history import History
 from streaming.jobs.job import Job, JobState, unsupported, without_passed
-from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
+from streaming.jobs.lease import HANDED_BACK, Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import NO_WEIGHTS
@@ -463,31 +463,31 @@ class Worker:
                 while self._attempts and self._has_leases:
                     self._room.clear()
                     await self._room.wait()
-        if self._has_leases:
-            await self._hand_back()
+        if self._has_leases and await self._hand_back():
             self._leaving = True
             await self._leave()
         if self._lost:
             raise Fenced(f"the lease of this worker was taken from it in partitions {sorted(self._lost)}")
 
-    async def _hand_back(self) -> None:
+    async def _hand_back(self) -> bool:
+        """Hand back what is unfinished. Returns False if the store was away for a whole lease, which lapses then."""
         handed_back = [self._held.park(job_id) for job_id in list(self._attempts)]
         for attempt in handed_back:
             self._starter.let_go(attempt, goes_on=True)
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             if partition not in self._lost:
                 await writer.flushed()
-        for attempt in handed_back:
-            try:
-                await self.lease.release(attempt.job.id, attempt.number, self._held.parked_frames(attempt))
-            except Fenced:
-                self.lose(attempt.partition)  # others have it already
-                self._recorder.lost(attempt.job.id)
-            except Unavailable as error:
-                log.warning("a job is left to lapse with its lease: %s", error, extra={"job": attempt.job.id})
-            self._recorder.released(attempt.job.id)
+        try:
+            async with asyncio.timeout(self._client.settings.lease_ms / 1000):
+                for attempt in handed_back:
+                    self._recorder.released(attempt.job.id)
+                    await self._preemption.put_back(attempt, HANDED_BACK)
+        except TimeoutError:
+            log.warning("the lease is left to lapse: the store did not take back all of %d jobs", len(handed_back))
+            return False
         if handed_back:
             log.info("handed back %d unfinished jobs", len(handed_back))
+        return True
 
     async def _leave(self) -> None:
         try:

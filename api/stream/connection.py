@@ -500,6 +500,11 @@ class Connection(HttpToolsProtocol):
         """Whether the present answer may have chunks, which HTTP/1.0 does not know."""
         return self.answers is None or not self.answers.unframed
 
+    @property
+    def behind(self) -> bool:
+        """Whether the reader has yet to take so much that nothing more may be written."""
+        return self.flow.write_paused
+
     def carry(self, carried: TokenFlow | None) -> bool:
         """From now on, set `carried.paused` while the reader is behind. Returns whether it is behind now."""
         self._carried = carried

@@ -177,6 +177,9 @@ class PacedWriter:
         self._connection.cut_off()
 
     def _on_stalled(self, task: asyncio.Task[object] | None) -> None:
+        self._stall_timer = None
+        if not self._connection.behind:  # it has read meanwhile what made a ping wait
+            return
         self.stalled = True
         if task is not None:
             task.cancel()
@@ -573,7 +576,7 @@ class StreamReply(Reply):
     def _ping_if_idle(self) -> None:
         """Send a ping when the stream was idle for keep_alive_s, and schedule the next check; not once all is rendered,
         however long its reader takes."""
-        if self._finished:
+        if self._finished or self._early_failure is not None:
             return
         now, keep_alive_s = time.monotonic(), self._services.settings.keep_alive_s
         # `last` is 0 before the first token. `_pinged_s` may be negative: a machine's clock starts at 0.

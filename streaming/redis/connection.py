@@ -190,13 +190,12 @@ class PipelinedProtocol(TakenOver):
 
     def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         """Send commands; the future gets their answers, or an error after the timeout. It may be cancelled."""
-        now = self._loop.time()
-        sent = Sent(len(commands), now + self._timeout_s, self._loop.create_future())
+        # First: if it raises, nothing waits for an answer. hiredis' stub says tuple[X] for tuple[X, ...].
+        data = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
+        sent = Sent(len(commands), self._loop.time() + self._timeout_s, self._loop.create_future())
         self._sent.append(sent)
         if self._timer is None:
             self._timer = self._loop.call_at(sent.due, self._look)
-        # hiredis' stub says tuple[X] for tuple[X, ...].
-        data = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
         try:
             self._transport.writelines(data)
         except RuntimeError as error:  # raised by uvloop for a closed transport that does not yet report it

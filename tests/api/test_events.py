@@ -218,7 +218,10 @@ async def test_a_stream_that_is_always_busy_ends(what: str) -> None:
     chunk."""
     watchers, sent, cut = list[Callable[[], None]](), list[Message](), list[bool]()
     connection = SimpleNamespace(
-        watch=watchers.append, cut_off=lambda: cut.append(True), write_chunk=lambda _: what != "it stalls in silence"
+        watch=watchers.append,
+        cut_off=lambda: cut.append(True),
+        write_chunk=lambda _: what != "it stalls in silence",
+        behind=what.startswith("it stalls"),
     )
 
     async def server_send(message: Message) -> None:

@@ -154,6 +154,16 @@ def test_a_conversation_ends_when_it_is_told_to(house: House, number: signal.Sig
     assert not answers or json.loads(house.get("/v1/jobs?limit=1")[1])["data"][0]["status"] == "cancelled"
 
 
+def test_a_closed_terminal_ends_the_answer_and_its_job(house: House) -> None:
+    """The rest of what was said cannot be written any more."""
+    with typing(house, "--max-tokens", ENDLESS) as typed:
+        typed.type("a long one\r")
+        typed.shows(answer(("user", "a long one"), tokens=3))
+        typed.hang_up()
+        assert typed.process.wait(30) == 1
+    assert json.loads(house.get("/v1/jobs?limit=1")[1])["data"][0]["status"] == "cancelled"
+
+
 def test_an_answer_outlives_the_api_process(empty_house: House, tmp_path: Path) -> None:
     """kill -9 in mid-answer, and a new process at the same address: one line on stderr, and not a token twice."""
     house = empty_house

@@ -26,6 +26,8 @@ class Terminal(io.StringIO):
 class OnTerminal:
     """A process of Python on a terminal, and all that it has written there."""
 
+    _hung_up = False
+
     def __init__(
         self, words: Sequence[str], folder: Path | None = None, *, columns: int = 80, environ: Mapping[str, str]
     ) -> None:
@@ -45,8 +47,8 @@ class OnTerminal:
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
+        if not self._hung_up:
+            self.hang_up()
 
     @property
     def seen(self) -> str:
@@ -69,6 +71,12 @@ class OnTerminal:
                 self._written += os.read(self._ours, 65_536)
             elif has_ended:
                 return
+
+    def hang_up(self) -> None:
+        """Close the terminal, as its window does: what is written to it fails from now on."""
+        os.close(self._theirs)
+        os.close(self._ours)
+        self._hung_up = True
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> None:
         self.process.send_signal(number)

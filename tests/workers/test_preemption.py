@@ -24,11 +24,13 @@ from workers.settings import WorkerSettings
 pytestmark = pytest.mark.slow
 
 
-async def running_batch(wire: RedisClient, start: Start, jobs: int, tokens: int = 600) -> tuple[Running, list[Job]]:
+async def running_batch(
+    wire: RedisClient, start: Start, jobs: int, tokens: int = 600, drain_s: float = 20
+) -> tuple[Running, list[Job]]:
     """A worker that runs so many batch jobs, each with a few tokens."""
     queue = Queue(wire)
     held = [await put_job(queue, f"line {number}", tokens, priority=Priority.BATCH) for number in range(jobs)]
-    running = await start(LONG, WorkerSettings(drain_s=20))
+    running = await start(LONG, WorkerSettings(drain_s=drain_s))
     for job in held:
         await until(lambda: has_deltas(wire, job.id, 3))  # noqa: B023
     return running, held
@@ -102,6 +104,27 @@ async def test_a_drain_waits_for_what_is_being_put_back(wire: RedisClient, start
         record = await ended(wire, job.id)
         assert record.state is JobState.COMPLETED and text_of(record) == expected(f"line {number}", 600)
     assert heir.worker.running == 0 or not heir.task.done()
+
+
+async def test_a_drain_hands_its_jobs_back_once_the_store_answers(
+    wire: RedisClient, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interruption does not leave them with a worker that has nothing to do but to end."""
+    running, (job,) = await running_batch(wire, start, 1, drain_s=0)
+    release, failures = running.worker.lease.release, iter([Unavailable("away")])
+
+    async def away_at_first(*args: Any, **options: Any) -> None:
+        for failure in failures:
+            raise failure
+        await release(*args, **options)
+
+    monkeypatch.setattr(running.worker.lease, "release", away_at_first)
+    running.stop.set()
+    await asyncio.wait_for(running.task, 30)
+    await start(LONG, WorkerSettings(drain_s=20))
+    record = await ended(wire, job.id)
+    assert [each.outcome for each in record.attempts] == ["handed_back", "completed"]
+    assert text_of(record) == expected("line 0", 600)
 
 
 async def test_what_cannot_be_continued_exactly_keeps_its_place(wire: RedisClient, start: Start) -> None:
