@@ -166,7 +166,7 @@ def next_job(snapshot: Snapshot, now_ms: int) -> Pick | None:
         return None
     lane, turn = lanes[0], Turn.LANE
     for lower in lanes[1:]:
-        if snapshot[lower] and can_pay(snapshot[lower]):
+        if snapshot[lower] and is_owed(snapshot[lower]):
             lane, turn = lower, Turn.AGE if is_aged(snapshot[lower], lower, now_ms) else Turn.FLOOR
             break
     queue = snapshot[lane]
@@ -180,7 +180,7 @@ def is_aged(queue: LaneQueue, lane: Priority, now_ms: int) -> bool:
     return bool(queue.waiting) and lane in BOOST_MS and now_ms - queue.oldest.arrived_ms > BOOST_MS[lane]
 
 
-def can_pay(queue: LaneQueue) -> bool:
+def is_owed(queue: LaneQueue) -> bool:
     """Whether a lane goes before higher ones: its credit pays for its next new job. A lane of requeued jobs alone may
     owe for one of them afterwards."""
     if not queue.candidates:

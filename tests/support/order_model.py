@@ -16,9 +16,9 @@ from streaming.order import (
     Priority,
     RequeuedJob,
     WaitingJob,
-    can_pay,
     charge,
     credits_after,
+    is_owed,
     next_job,
     units,
     virtual_time,
@@ -175,7 +175,7 @@ class OrderModel:
                     self.leave(job.id)
                     ended.append(job.id)
                     continue
-                if not first and can_pay(queue):
+                if not first and is_owed(queue):
                     return
                 first = False
                 break

@@ -299,7 +299,7 @@ local function add_credit(c, lane, parts)
 end
 
 -- Whether a lane goes before higher ones: its credit pays for its next new job, if it has one.
-local function can_pay(c, lane)
+local function is_owed(c, lane)
   if credit_of(c, lane) <= 0 then return false end
   local job = fairest_job(c, lane)
   if not job then return lane.requeued > 0 end
@@ -319,7 +319,7 @@ local function claim_next(c)
     if not highest then
       if each.waits then lane = each end
       if each.waits or is_passed_over(c, each) then highest = each end
-    elseif each.waits and (not lane or lane == highest) and can_pay(c, each) then
+    elseif each.waits and (not lane or lane == highest) and is_owed(c, each) then
       lane = each
     end
   end
