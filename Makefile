@@ -123,7 +123,7 @@ fuzz: $(AUDIT)/.tools ## send requests made from /openapi.json to the server tha
 	@exec $(AUDIT)/bin/schemathesis run http://127.0.0.1:8000/openapi.json --continue-on-failure $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/.dev ## measure most of docs/performance.md, in turn, and write its tables and plots anew
+bench: $(VENV)/.dev ## measure gateways, jobs and recovery in turn; write plots and the README's table anew
 	@$(BIN)/penstock bench gateway --all
 	@for program in jobs recovery; do $(BIN)/penstock bench $$program || exit 1; done
 	@exec $(BIN)/python -m bench.document

@@ -1,8 +1,8 @@
 """`python -m bench.document`: writes the tables of the docs from bench/results and the source, between their marks.
 
-A page says `<!-- cost: gateway -->` for the short table of the README, `<!-- entrypoints: chats -->` for requests that
-other servers answer otherwise, and `<!-- metrics: requests -->` for a table of docs/metrics.md. Behind stands
-`<!-- end -->`. What is between is never typed.
+A page says `<!-- cost: gateway-rivals -->` for the short table of the README, `<!-- entrypoints: chats -->` for
+requests that other servers answer otherwise, and `<!-- metrics: requests -->` for a table of docs/metrics.md. Behind
+stands `<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations

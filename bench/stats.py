@@ -35,7 +35,10 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The least value that at least this share of them does not exceed. `ordered` must not be empty."""
+    """Nearest rank: the least value that at least this share of them does not exceed. `ordered` must not be empty.
+
+    The p99 of the load generator and of `order` is this one. The planner's interpolates (planner/search.py).
+    """
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
@@ -85,7 +88,11 @@ def coverage_of(count: int, rank: int) -> float:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float | None:
-    """The value at rank `share` times the count, from 0; None without values. `ordered` must be sorted."""
+    """The value at rank `share` times the count, from 0; None without values. `ordered` must be sorted.
+
+    The p99 of `chaos` and of `jobs` is this one. It is one rank above `quantile` where `share` times the count is a
+    whole number: of 100 values the largest, not the second largest. Committed results and their bounds mean this.
+    """
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 

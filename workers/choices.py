@@ -106,7 +106,7 @@ class ChoiceStarter:
         return reserved_slots(self.stats().slots, self._settings.reserved_slots)
 
     @property
-    def is_laden(self) -> bool:
+    def has_backlog(self) -> bool:
         """Whether too many held jobs have waiting choices, so that this worker should claim no more."""
         return len(self.waiting) >= PARTIAL_PER_SLOT * self.stats().slots if self.waiting else False
 
@@ -340,7 +340,7 @@ class ChoiceStarter:
         of the same lane take turns, and a job of a higher lane gets the next place."""
         if not attempt.waits or attempt.started >= attempt.share:
             return False
-        if self.texts >= slots + (self._settings.prefetch if self._is_owed(attempt) else 0):
+        if self.texts >= slots + (self._settings.prefetch if self._is_overtaken(attempt) else 0):
             return False
         if attempt.started:
             shared, crowding = self.kept_places()
@@ -348,21 +348,21 @@ class ChoiceStarter:
                 return False
         return attempt.job.priority is not Priority.BATCH or self.batch_texts < slots - self.reserved
 
-    def _is_owed(self, attempt: Attempt) -> bool:
+    def _is_overtaken(self, attempt: Attempt) -> bool:
         return attempt.job.priority.rank <= self._overtaken
 
     def refill(self) -> None:
         """Called when a choice has ended: a waiting choice takes its place. If no place is kept for claims and the
         claimer found no room last time, the claimer looks first; on a full worker, every second time."""
-        owed = any(self._is_owed(attempt) for attempt in self.waiting.values())
-        if self.claimer_found_no_room and not self._settings.prefetch and not owed:
+        overtaken = any(self._is_overtaken(attempt) for attempt in self.waiting.values())
+        if self.claimer_found_no_room and not self._settings.prefetch and not overtaken:
             self._is_offered = True
             self._room.set()
         else:
             self.start_waiting()
 
-    def looked(self) -> None:
-        """Called when the claimer has looked for jobs: waiting choices may use a place that it left."""
+    def on_claim_round(self) -> None:
+        """Called after each round of claims: waiting choices may use a place that it left."""
         if self._is_offered:
             self._is_offered = False
             self.start_waiting()

@@ -105,11 +105,11 @@ class Claimer:
                     break
                 self._look.clear()
                 full = [await self._claim_from(partition) for partition in turn]
-                self._starter.looked()
+                self._starter.on_claim_round()
                 turn.rotate(-1)
             await asyncio.gather(*self._claims.values())  # this worker still runs what they claim
             self._starter.claimer_found_no_room = False
-            self._starter.looked()
+            self._starter.on_claim_round()
         finally:
             for claim in self._claims.values():
                 claim.cancel()
@@ -276,7 +276,7 @@ class Claimer:
         if not self._starter.stats().accepts:
             self._starter.claimer_found_no_room = False
             return 0, 0
-        if self._starter.is_laden:
+        if self._starter.has_backlog:
             self._starter.claimer_found_no_room = True
             return 0, 0
         free = self._starter.room()

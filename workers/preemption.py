@@ -122,7 +122,7 @@ class Preemption:
                 return
             self._starter.start_waiting()
 
-    def make_way_again(self, now: float) -> None:
+    def retry_preemption(self, now: float) -> None:
         """Try once more for the first job of lane interactive that waits at the gate: by now, batch jobs may have run
         for long enough. The engine calls this within a step, so it is done later. `now`: monotonic seconds."""
         if now < self._retry_at:

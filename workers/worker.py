@@ -251,7 +251,7 @@ class Worker:
                     self._room.set()  # where a job ends, this is done once that is written
         if self._partial and (freed or self._starter.is_due(now)):
             self._starter.refill()
-            self._preemption.make_way_again(now)
+            self._preemption.retry_preemption(now)
         self._starter.note_step(len(pieces), now)
         self._send_all()
 

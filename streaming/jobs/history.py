@@ -139,7 +139,7 @@ class Histories:
         for name, first in firsts.items():
             try:
                 async for frame in read_log(self._client, partition, name, first):
-                    deal(frame, logged)
+                    dispatch(frame, logged)
             except NewerMessage as error:
                 newer[name] = error
         found: list[History | NewerMessage] = []
@@ -150,7 +150,7 @@ class Histories:
         return found
 
 
-def deal(frame: Frame, logged: Mapping[Run, Logged]) -> None:
+def dispatch(frame: Frame, logged: Mapping[Run, Logged]) -> None:
     """Add the rows of a frame to the runs that were requested."""
     for number, opening in frame.openings.items():
         found = logged.get(Run(frame.worker, abs(number)))

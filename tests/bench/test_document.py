@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,13 +24,33 @@ Words.
 """
 
 
+def rows_of(name: str) -> dict[tuple[str, int], dict[str, Any]]:
+    return {(row["system"], row["streams"]): row for row in load(ROOT / f"bench/results/{name}.json").rows}
+
+
 def test_what_the_readme_says_of_cost_holds_for_the_results() -> None:
-    rows = {(row["system"], row["streams"]): row for row in load(ROOT / "bench/results/gateway.json").rows}
+    rows = rows_of("gateway")
     cost = {key: row["cpu_us_per_token"] for key, row in rows.items()}
     assert all(cost["penstock", 256] < cost[rival, 256] for rival in RIVALS if rival != "penstock")
     fewer = [streams for system, streams in cost if system == "router" and streams <= 64]
     assert fewer and all(cost["router", streams] < cost["penstock", streams] for streams in fewer)
     assert rows["router", 256]["ttft_p50_ms"] < rows["penstock", 256]["ttft_p50_ms"]
+
+
+def test_the_readme_says_what_penstock_costs_in_front_of_a_server() -> None:
+    rows, said = rows_of("gateway-upstream"), (ROOT / "README.md").read_text(encoding="utf-8")
+    ours, router = (
+        {streams: row for (system, streams), row in rows.items() if system == name}
+        for name in ("penstock-upstream", "router")
+    )
+    assert sorted(ours) == [1, 256]
+    assert all(router[streams]["cpu_us_per_token"] < ours[streams]["cpu_us_per_token"] for streams in ours)
+    cost, first = (
+        [f"{row[key]:.{digits}f}" for row in (router[256], ours[256])]
+        for key, digits in (("cpu_us_per_token", 1), ("ttft_p50_ms", 0))
+    )
+    words = f"{cost[0]} us a token, Penstock {cost[1]}, and first tokens after {first[0]} and {first[1]} ms"
+    assert words in " ".join(said.split())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

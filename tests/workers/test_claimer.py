@@ -185,7 +185,7 @@ async def test_each_round_begins_with_another_partition(wire: RedisClient) -> No
         rounds[-1].append(partition)
         return Claimed([], suspects=False)
 
-    def looked() -> None:
+    def next_round() -> None:
         rounds.append([])
         if len(rounds) > 3:
             claimer.end()
@@ -193,7 +193,7 @@ async def test_each_round_begins_with_another_partition(wire: RedisClient) -> No
 
     lease.claim = claim  # type: ignore[method-assign]
     claimer, hands = a_claimer(wire, lease)
-    hands.looked, hands.running, hands.is_laden = looked, 0, False
+    hands.on_claim_round, hands.running, hands.has_backlog = next_round, 0, False
     rounds.append([])
     await claimer.run([0, 1, 2])
     assert rounds[:3] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]

@@ -35,12 +35,12 @@ def _encoded(vector: Iterable[float]) -> str:
     return base64.b64encode(numbers.tobytes()).decode()
 
 
-def told_tokens(ids: Sequence[int], context: int) -> str:
+def reported_tokens(ids: Sequence[int], context: int) -> str:
     """The text of a `tokenize`."""
     return msgspec.json.encode({"tokens": ids, "max_model_len": context}).decode()
 
 
-def told_scores(scores: Sequence[float]) -> str:
+def reported_scores(scores: Sequence[float]) -> str:
     """The text of a `rerank`."""
     return msgspec.json.encode(scores).decode()
 
@@ -69,4 +69,4 @@ def _check_vectors(vectors: Sequence[str], wanted: int, size: int) -> None:
     if len(sizes) > 1 or 0 in sizes or (size and sizes != {size}):
         raise ValueError(f"vectors of {sorted(sizes)[:4]} numbers")
     if sys.byteorder == "little" and not all(math.isfinite(sum(each)) for each in numbers):
-        raise ValueError("a vector with a number that is none")
+        raise ValueError("the embedding contains NaN or infinity")

@@ -25,7 +25,7 @@ from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import JobState
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
-from workers.engines.task_answers import told_tokens
+from workers.engines.task_answers import reported_tokens
 
 TOKEN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 """Any text a token may be: line ends, quotes, NUL, U+2028; no lone surrogates, which no wire message can hold."""
@@ -272,4 +272,4 @@ def test_a_jobs_events_tell_its_life() -> None:
 
 @pytest.mark.parametrize("ids", [[], [7], [1, 22, 333], list(range(1000))], ids=len)
 def test_ids_are_counted_without_parsing_them(ids: list[int]) -> None:
-    assert count_of(told_tokens(ids, 4096)) == len(ids)
+    assert count_of(reported_tokens(ids, 4096)) == len(ids)

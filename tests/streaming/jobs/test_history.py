@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streaming.jobs import history
 from streaming.jobs.codec import Delta, Frame, Run, Section
-from streaming.jobs.history import Histories, Logged, LoggedRun, deal, history_of
+from streaming.jobs.history import Histories, Logged, LoggedRun, dispatch, history_of
 from streaming.jobs.lease import SILENT, Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -31,8 +31,8 @@ def test_rows_are_dealt_to_those_who_want_them(steps: list[list[int]], wanted: s
         new = [Delta(stream, len(said.get(stream, ())) + 1, "x", (), 0, 1) for stream in streams]
         for row in new:
             said.setdefault(row.run_number, []).append(row)
-        deal(Frame("w", frame, tuple(new)), logged)
-        deal(Frame("v", frame, tuple(new)), logged)
+        dispatch(Frame("w", frame, tuple(new)), logged)
+        dispatch(Frame("v", frame, tuple(new)), logged)
     for number in wanted:
         taker = logged[Run("w", number)]
         assert list(taker.own.values()) == said.get(number, [])

@@ -26,7 +26,7 @@ from streaming.order import Priority
 from workers.attempt import inputs_of, prompt_of
 from workers.engines.sim.answers import task_answer
 from workers.engines.sim.settings import SimSettings, card_of
-from workers.engines.task_answers import told_tokens
+from workers.engines.task_answers import reported_tokens
 
 CARD = ModelCard(
     name="m", engine="sim", context=1000, max_output=900, capabilities=Capabilities(), created=1, default_output=100
@@ -144,4 +144,4 @@ def test_the_answer_to_a_task_fits_into_what_is_reserved(kind: TaskKind) -> None
 def test_an_id_for_each_byte_fits_into_what_is_reserved(prompt: Prompt) -> None:
     """Such are the tokens of characters that no vocabulary has."""
     made = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, task=Task(kind="tokenize"))
-    assert task_bytes(made, Task(kind="tokenize")) >= len(told_tokens([100_000] * 4000, 8192))
+    assert task_bytes(made, Task(kind="tokenize")) >= len(reported_tokens([100_000] * 4000, 8192))

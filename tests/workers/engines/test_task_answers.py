@@ -9,7 +9,7 @@ from array import array
 import pytest
 
 from penstock.engine import Input, Task, TaskKind
-from workers.engines.task_answers import check_task_answer, joined_vectors, told_scores, told_tokens
+from workers.engines.task_answers import check_task_answer, joined_vectors, reported_scores, reported_tokens
 
 INPUTS: tuple[Input, ...] = ("a", (1, 2))
 
@@ -27,9 +27,9 @@ def test_what_an_engine_gives_is_taken() -> None:
     assert joined_vectors([[1.0, -2.5], (0.5, 3)]) == f"{encoded(1, -2.5)},{encoded(0.5, 3)}"
     check("embed", joined_vectors([[1.0, -2.5], [0.5, 3.0]]))
     check("embed", joined_vectors([array("f", [1.0]), array("f", [2.0])]), dimensions=1)
-    check("rerank", told_scores([0.5]))
-    check("tokenize", told_tokens([], 5))
-    check("tokenize", told_tokens([7, 2**31 - 1], 4096))
+    check("rerank", reported_scores([0.5]))
+    check("tokenize", reported_tokens([], 5))
+    check("tokenize", reported_tokens([7, 2**31 - 1], 4096))
     check("detokenize", "")
 
 
@@ -41,8 +41,8 @@ def test_what_an_engine_gives_is_taken() -> None:
         ("embed", f"{encoded(1)},{encoded(2)},{encoded(3)}", "3 vectors for 2"),
         ("embed", f"{encoded(1)},{encoded(1, 2)}", "vectors of"),
         ("embed", ",", "vectors of"),
-        ("embed", f"{encoded(1)},{encoded(math.nan)}", "a number that is none"),
-        ("embed", f"{encoded(1, 1)},{encoded(math.inf, -math.inf)}", "a number that is none"),
+        ("embed", f"{encoded(1)},{encoded(math.nan)}", "contains NaN or infinity"),
+        ("embed", f"{encoded(1, 1)},{encoded(math.inf, -math.inf)}", "contains NaN or infinity"),
         ("embed", f"{encoded(1)},%%%%", None),
         ("embed", f"{encoded(1)},{base64.b64encode(b'abc').decode()}", None),
         ("rerank", "[]", "0 scores for 1"),

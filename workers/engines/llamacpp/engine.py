@@ -46,7 +46,7 @@ from workers.engines.llamacpp.request import UNUSABLE_SCHEMA, Generation, Prompt
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import fetch
 from workers.engines.schema import UnusableSchemaError
-from workers.engines.task_answers import told_scores, told_tokens
+from workers.engines.task_answers import reported_scores, reported_tokens
 from workers.engines.text import joined, length, shared_length
 
 MIN_SHARED = 0.1
@@ -418,7 +418,7 @@ class LlamacppEngine:
                 self._check_size(request, parts)
                 special = task.special_tokens or not isinstance(request.prompt, str)
                 ids = await tokenizer.ids(parts, special=special) if parts else []
-                return Piece(request.id, told_tokens(ids, self._context), finish="stop")
+                return Piece(request.id, reported_tokens(ids, self._context), finish="stop")
             case "detokenize":
                 prompts.check_ids(request.ids, "tokens")
                 text = await tokenizer.text(request.ids) if request.ids else ""
@@ -437,7 +437,7 @@ class LlamacppEngine:
                     self._server.handle_rerank, {"query": query, "documents": documents}, "documents"
                 )
                 scores = {each["index"]: each["relevance_score"] for each in found["results"]}
-                text = told_scores([scores[index] for index in range(len(documents))])
+                text = reported_scores([scores[index] for index in range(len(documents))])
         return Piece(request.id, text, finish="stop", prompt_tokens=found["usage"]["prompt_tokens"])
 
     def _check_size(self, request: Request, parts: Sequence[str | int]) -> None:

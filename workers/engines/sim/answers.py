@@ -23,7 +23,7 @@ from penstock.engine import (
 )
 from penstock.tools import Tool, Tools, opened
 from workers.engines.schema import UnusableSchemaError, plain
-from workers.engines.task_answers import joined_vectors, told_tokens
+from workers.engines.task_answers import joined_vectors, reported_tokens
 
 WORDS_PER_STRING = 6
 MAX_VALUES, MAX_DEPTH = 10_000, 200
@@ -141,7 +141,7 @@ def task_answer(request: Request, task: Task, context: int) -> str:
             query, *documents = [input_text(each) for each in request.inputs]
             return json.dumps([score(query, document) for document in documents])
         case "tokenize":
-            return told_tokens(token_ids(prompt_text(request.prompt)), context)
+            return reported_tokens(token_ids(prompt_text(request.prompt)), context)
         case "detokenize":
             return "".join([f"{INNER[number % len(INNER)]}{number}" for number in request.ids])
 

@@ -17,7 +17,7 @@ import msgspec
 from telemetry import tracing as names
 from telemetry.logs import EventLog
 from telemetry.tracing import TRACEPARENT, Attributes, operation_name
-from workers.engines.task_answers import check_task_answer, joined_vectors, told_scores, told_tokens
+from workers.engines.task_answers import check_task_answer, joined_vectors, reported_scores, reported_tokens
 from workers.engines.upstream import continuation
 from workers.engines.upstream.continuation import FROM_BEGINNING, Rung
 from workers.engines.upstream.generation import StreamReader, UpstreamGeneration, text_of_rows
@@ -302,7 +302,7 @@ class Exchange:
             return read_text(found), 0
         if task.kind == "tokenize":
             ids = msgspec.convert(found.get("tokens"), list[TokenId])
-            return told_tokens(ids, facts.context or DEFAULT_CONTEXT), 0
+            return reported_tokens(ids, facts.context or DEFAULT_CONTEXT), 0
         if task.kind == "embed":
             data = msgspec.convert(found.get("data"), list[Vector])
             if any(each.index for each in data):  # else the server leaves them out
@@ -316,7 +316,7 @@ class Exchange:
             scores = {each.index: each.relevance_score for each in ranked}
             if sorted(scores) != list(range(len(request.inputs) - 1)):
                 raise ValueError("scores of other documents")
-            text = told_scores([scores[index] for index in range(len(scores))])
+            text = reported_scores([scores[index] for index in range(len(scores))])
         check_task_answer(task, request.inputs, text, facts.embedding_size)
         try:
             usage = msgspec.convert(found.get("usage") or {}, TaskUsage)
