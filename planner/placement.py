@@ -23,7 +23,7 @@ from planner.options import EFFICIENCY, GPU, GPUS, LEAST, MOST, SLO, plan_comman
 from planner.roofline import MAX_REPLICAS, SLACK_BYTES, USABLE, copy_bytes, replicas_for
 from planner.search import MAX_STEP_TOKENS, ParallelPlan, ReplicaModel, StepMeter, attainment
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelStep, ModelText
-from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
+from planner.simulator.queues import LANES, ModelWorker, Simulation, TextQueue, by_arrival
 
 REQUESTS = 400
 """Of all models together, in one simulation."""
@@ -46,12 +46,12 @@ class Placement:
     """The share after each copy that was added."""
 
 
-class ModelQueues(SortedQueue):
+class ModelQueues(TextQueue):
     """A queue for each model; a worker takes from that of its own."""
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(by_arrival)
-        self.by_model = {name: SortedQueue(by_arrival) for name in names}
+        self.by_model = {name: TextQueue(by_arrival) for name in names}
 
     def __len__(self) -> int:
         return sum(map(len, self.by_model.values()))
@@ -73,7 +73,7 @@ class PlacedWorker(ModelWorker):
         while len(mine) or self.held:
             if len(self.engine.texts) > min(len(worker.engine.texts) for worker in self.siblings):
                 break
-            if not self.held and (text := mine.take(now_s, ())) is not None:
+            if not self.held and (text := mine.take(now_s, LANES)) is not None:
                 self.held.append(text)
             if not self.held or not self.admits(self.held[0]):
                 break

@@ -23,7 +23,7 @@ from planner.load import LatencySlo, PlanInput, RequestLengths
 from planner.options import SLO, plan_command, search_options
 from planner.roofline import all_reduce_s, all_to_all_s, distinct_experts, peak_of, send_s
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
-from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
+from planner.simulator.queues import ModelWorker, Simulation, TextQueue, by_arrival
 
 WORKSPACE_BYTES = float(1 << 30)
 """APEX: memory that a GPU needs besides weights and cache."""
@@ -359,7 +359,7 @@ def serve(replica: ReplicaModel, texts: Sequence[ModelText], step_tokens: int = 
         if mine := texts[number::dp]:
             meters.append(StepMeter(replica))
             shape = EngineShape(replica.kv_tokens, replica.given.max_batch, step_tokens, costs=meters[-1])
-            one = Simulation(SortedQueue(by_arrival), [ModelWorker(ModelEngine(shape), Greedy())])
+            one = Simulation(TextQueue(by_arrival), [ModelWorker(ModelEngine(shape), Greedy())])
             seconds = max(seconds, one.run(mine))
     busy_s = sum(meter.busy_s for meter in meters) or 1.0
     idle = device.idle_watts * replica.plan.pp * replica.plan.tp * (dp * seconds - busy_s)

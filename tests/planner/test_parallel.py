@@ -12,7 +12,7 @@ from planner.facts.catalogue import ModelShape, PlanError, device, model
 from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
 from planner.roofline import all_reduce_s, decode
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
-from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
+from planner.simulator.queues import ModelWorker, Simulation, TextQueue, by_arrival
 
 LLAMA, MIXTRAL, H200 = model("llama-3.1-70b"), model("mixtral-8x7b"), device("h200")
 
@@ -112,7 +112,7 @@ def test_every_text_gets_all_its_tokens_and_the_cache_holds_them() -> None:
     texts = search.requests(RequestLengths(100, 400), 120, math.inf)
     shape = EngineShape(OPT.kv_tokens, 256, 8192, costs=search.StepMeter(OPT))
     worker, held = ModelWorker(ModelEngine(shape), Greedy()), []
-    Simulation(SortedQueue(by_arrival), [worker], lambda *_: held.append(worker.engine.held)).run(texts)
+    Simulation(TextQueue(by_arrival), [worker], lambda *_: held.append(worker.engine.held)).run(texts)
     assert all(text.generated == text.output == 400 for text in texts)
     assert max(held) <= OPT.kv_tokens and sum(text.evictions for text in texts) > 0
 
