@@ -229,15 +229,22 @@ class Simulation:
             self.now_s = max(self.now_s, min(arrival_s, end_s))
             if self.now_s > until_s:
                 break
-            if end_s <= arrival_s:
+            if end_s < arrival_s:
                 self._end_step()
             while coming and coming[0].arrived_s <= self.now_s:
-                self._queue.put(coming.popleft(), self.now_s)
-            for number, worker in enumerate(self._workers):
-                if number not in self._busy:
-                    worker.fill(self._queue, self.now_s)
-                    self._begin_step(number)
+                self._arrive(coming.popleft())
+            self._fill()
         return self.now_s
+
+    def _arrive(self, text: ModelText) -> None:
+        self._queue.put(text, self.now_s)
+
+    def _fill(self) -> None:
+        """Every worker without a step takes texts and begins one."""
+        for number, worker in enumerate(self._workers):
+            if number not in self._busy:
+                worker.fill(self._queue, self.now_s)
+                self._begin_step(number)
 
     def _begin_step(self, number: int) -> None:
         worker = self._workers[number]
@@ -271,20 +278,19 @@ class PoolSimulation(Simulation):
         self._roomy = dict.fromkeys(range(len(workers)))
         """Workers with room; the last is the one that said so last."""
 
-    def run(self, texts: Sequence[ModelText], until_s: float = math.inf) -> float:
-        coming = deque(sorted(texts, key=lambda text: text.arrived_s))
-        while coming or self._steps:
-            if coming and (not self._steps or coming[0].arrived_s <= self._steps[0][0]):
-                self.now_s = coming[0].arrived_s
-                self._queue.put(coming.popleft(), self.now_s)
-                self._wake(None)
-            else:
-                self.now_s = self._steps[0][0]
-                ended = self._end_step()
-                self._go_on(ended)
-                if len(self._queue):
-                    self._wake(ended)
-        return self.now_s
+    def _arrive(self, text: ModelText) -> None:
+        super()._arrive(text)
+        self._wake(None)
+
+    def _end_step(self) -> int:
+        ended = super()._end_step()
+        self._go_on(ended)
+        if len(self._queue):
+            self._wake(ended)
+        return ended
+
+    def _fill(self) -> None:
+        """Those that are woken do so."""
 
     def _wake(self, but: int | None) -> None:
         number = next((each for each in reversed(self._roomy) if each != but), None)
