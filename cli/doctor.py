@@ -396,7 +396,7 @@ async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]
     found = []
     for model, settings in models.items():
         own = [lane for lane in lanes if lane.model == model and lane.waiting]
-        waiting, oldest_s = sum(lane.waiting for lane in own), max((lane.oldest_ms for lane in own), default=0) / 1000
+        waiting, oldest_s = sum(lane.waiting for lane in own), max((lane.oldest_s for lane in own), default=0.0)
         plan = plans.get(model)
         stall = stall_of(model, settings, workers, plan, overrides.get(model), is_led=bool(lead.holder))
         jobs = f"{counted(waiting, 'job')} of {model} {'waits' if waiting == 1 else 'wait'}"

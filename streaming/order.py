@@ -21,6 +21,7 @@ which tests/streaming/jobs/test_order_stateful.py holds the script. The rule, in
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -41,6 +42,36 @@ RANKS = {priority: rank for rank, priority in enumerate(Priority)}
 
 HIGHER = {lane: tuple(above for above in Priority if above.rank < lane.rank) for lane in Priority}
 """The lanes above each lane, highest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneDepth:
+    """Counts of one lane of one model, summed over all partitions."""
+
+    model: str
+    priority: Priority
+    waiting: int = 0
+    running: int = 0
+    """Jobs of this lane that workers hold."""
+    oldest_ms: int = 0
+    """Age of the job that waits longest; 0 when none waits."""
+    added: int = 0
+    """Jobs ever put here; 0 on a server that does not count them."""
+
+    @property
+    def oldest_s(self) -> float:
+        return self.oldest_ms / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingDeadline:
+    """A waiting job with a deadline."""
+
+    model: str
+    priority: Priority
+    in_ms: int
+    """Until it expires."""
+    age_ms: int
 
 
 FLOOR = 19

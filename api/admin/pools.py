@@ -21,7 +21,7 @@ from api.openai.json_body import read_object, validated
 from api.services import Services
 from streaming.fleet.plans import LEADER, Lead, Noted, Override, Plan, stall_of
 from streaming.fleet.process import Process, Prospect
-from streaming.jobs.places import LaneDepth
+from streaming.order import LaneDepth
 
 MAX_ACTIONS = 20
 MAX_OVERRIDE_S = 30 * 86_400
