@@ -32,7 +32,7 @@ from planner.options import BITS, GPU, LENGTHS, MODEL, READS, TP, plan_command
 USABLE = 0.9
 """Share of a GPU's memory that replicas may use; the rest is for the driver and for fragmentation."""
 SLACK_BYTES = 1 << 30
-"""Memory that each replica needs besides weights and KV cache."""
+"""Memory of each GPU that a replica needs besides weights and KV cache (SLM-Pareto, APEX)."""
 MAX_REPLICAS = 3
 """More replicas gained nothing in the paper."""
 PAPER_CAP = 512

@@ -21,12 +21,9 @@ from planner.cost import assumed_prices, pareto, per_million
 from planner.facts.catalogue import ModelShape, PlanError
 from planner.load import LatencySlo, PlanInput, RequestLengths
 from planner.options import SLO, plan_command, search_options
-from planner.roofline import all_reduce_s, all_to_all_s, distinct_experts, peak_of, send_s
+from planner.roofline import SLACK_BYTES, all_reduce_s, all_to_all_s, distinct_experts, peak_of, send_s
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, TextQueue, by_arrival
-
-WORKSPACE_BYTES = float(1 << 30)
-"""APEX: memory that a GPU needs besides weights and cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +112,6 @@ class ReplicaModel:
     plan: ParallelPlan
 
     @property
-    def peak(self) -> float:
-        """Operations a second of one GPU, of products of weights and activations."""
-        return peak_of(self.given)
-
-    @property
     def weight_bytes(self) -> float:
         """Of one GPU."""
         model, plan, experts = self.given.model, self.plan, self.given.model.experts * self.given.model.expert_weights
@@ -133,7 +125,7 @@ class ReplicaModel:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the cache of the whole replica holds. Raises PlanError if the weights do not fit."""
-        device, usable = self.given.device, self.given.device.memory_bytes - WORKSPACE_BYTES
+        device, usable = self.given.device, self.given.device.memory_bytes - SLACK_BYTES
         room = usable - self.weight_bytes
         if room <= 0:
             raise PlanError(
@@ -165,7 +157,7 @@ class ReplicaModel:
     def _part(self, flops: float, size: float, peak: float = 0.0) -> ReplicaStep:
         """Work that all GPUs of a stage share, at a peak of arithmetic; 0: that of weights and activations."""
         flops, size = flops / self.plan.tp, size / self.plan.tp
-        longest = max(flops / (peak or self.peak), size / self.given.device.bytes_s)
+        longest = max(flops / (peak or peak_of(self.given)), size / self.given.device.bytes_s)
         return ReplicaStep(longest / self.given.efficiency, flops, size)
 
     def _stage(self, tokens: float, held: float, prefilled: float) -> ReplicaStep:
@@ -210,7 +202,7 @@ class ReplicaModel:
         """Power of all GPUs of the replica in a step: between idle and the limit, by the busier of arithmetic and
         memory."""
         device = self.given.device
-        busy = max(step.flops / self.peak, step.bytes / device.bytes_s) / step.seconds
+        busy = max(step.flops / peak_of(self.given), step.bytes / device.bytes_s) / step.seconds
         return self.plan.pp * self.plan.tp * (device.idle_watts + (device.watts - device.idle_watts) * min(1.0, busy))
 
 
@@ -364,7 +356,7 @@ def serve(replica: ReplicaModel, texts: Sequence[ModelText], step_tokens: int = 
     busy_s = sum(meter.busy_s for meter in meters) or 1.0
     idle = device.idle_watts * replica.plan.pp * replica.plan.tp * (dp * seconds - busy_s)
     joules = sum(meter.joules for meter in meters) + max(0.0, idle)
-    mfu = sum(meter.flops for meter in meters) / busy_s / replica.peak
+    mfu = sum(meter.flops for meter in meters) / busy_s / peak_of(replica.given)
     mbu = sum(meter.bytes for meter in meters) / busy_s / device.bytes_s
     return ServedLoad(texts, seconds, joules, mfu, mbu)
 

@@ -85,7 +85,6 @@ class ModelText:
     preemptions: int = 0
     is_prefilled: bool = False
     """Whether another engine has computed its prompt, whose cache comes with it; an eviction loses that."""
-    model: str = ""
 
     @property
     def held(self) -> int:

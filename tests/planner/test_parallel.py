@@ -10,7 +10,7 @@ import pytest
 from planner import search
 from planner.facts.catalogue import ModelShape, PlanError, device, model
 from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
-from planner.roofline import all_reduce_s, decode
+from planner.roofline import SLACK_BYTES, all_reduce_s, decode
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, TextQueue, by_arrival
 
@@ -58,9 +58,9 @@ def test_attention_dp_holds_its_matrices_whole_and_each_cache_once() -> None:
     more = 2 * LLAMA.layers * LLAMA.attention_weights * 3 / 4
     assert apart.weight_bytes - shared.weight_bytes == pytest.approx(more)
     # Four GPUs with all heads of their own requests hold as many tokens as four with a quarter of the heads of all.
-    room = H200.memory_bytes - search.WORKSPACE_BYTES - apart.weight_bytes
+    room = H200.memory_bytes - SLACK_BYTES - apart.weight_bytes
     assert apart.kv_tokens == pytest.approx(4 * room / LLAMA.kv_token_bytes(), rel=1e-5)
-    room = H200.memory_bytes - search.WORKSPACE_BYTES - shared.weight_bytes
+    room = H200.memory_bytes - SLACK_BYTES - shared.weight_bytes
     assert shared.kv_tokens == pytest.approx(4 * room / LLAMA.kv_token_bytes(), rel=1e-5)
 
 
