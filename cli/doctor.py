@@ -168,9 +168,9 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
     for each in found:
         is_wrong = each.status in ("warn", "fail")
         if verbose or is_wrong:
-            lines += fitted(sys.stdout, f"{each.status:<5} {each.name}: {each.detail}", INDENT)
+            lines.append(fitted(sys.stdout, f"{each.status:<5} {each.name}: {each.detail}", INDENT))
         if is_wrong and each.hint:
-            lines += fitted(sys.stdout, " " * INDENT + each.hint, INDENT)
+            lines.append(fitted(sys.stdout, " " * INDENT + each.hint, INDENT))
     emit("\n".join([*lines, summary(found)]) + "\n")
     return Exit.DONE if ok else Exit.FAILED
 
