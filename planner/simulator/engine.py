@@ -103,15 +103,6 @@ class ModelText:
             return math.inf
         return (self.ended_s - self.first_s) / (self.output - 1) if self.output > 1 else 0.0
 
-    @property
-    def is_done(self) -> bool:
-        return self.generated >= self.output
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """Its place where the lane comes first, then the arrival."""
-        return Priority(self.lane).rank, self.arrived_s
-
 
 @dataclass(slots=True)
 class ModelStep:
@@ -171,7 +162,7 @@ class ModelEngine:
         for text in tokens:
             text.generated += 1
         self.held += len(tokens)
-        ended = [text for text in tokens if text.is_done]
+        ended = [text for text in tokens if text.generated >= text.output]
         for text in ended:
             self._drop(text)
         return ModelStep(seconds, tokens, ended, evicted)

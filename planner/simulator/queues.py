@@ -32,7 +32,7 @@ def by_arrival(text: ModelText) -> tuple[int, float]:
 
 def by_lane(text: ModelText) -> tuple[int, float]:
     """Strict priority between lanes; in a lane, by arrival."""
-    return text.rank
+    return Priority(text.lane).rank, text.arrived_s
 
 
 class TextQueue:
