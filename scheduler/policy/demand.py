@@ -274,7 +274,7 @@ def learn(demand: Demand, snapshot: Snapshot, limits: ScalingLimits, now: float)
     first = demand.at is None
     keep = math.exp(-since_s / SIZE_WINDOW_S)
     running = sum(worker.running for worker in snapshot.workers)
-    flows = {lane.priority: _flow(demand, lane, snapshot.workers, since_s) for lane in snapshot.lanes}
+    flows: dict[str, Flow] = {lane.priority: _flow(demand, lane, snapshot.workers, since_s) for lane in snapshot.lanes}
     demand = replace(demand, flows=flows)
     held = concurrent_demand(snapshot, demand)
     return replace(
@@ -433,7 +433,7 @@ def wait_s(snapshot: Snapshot, demand: Demand, workers: int) -> dict[str, float]
     """Seconds, by lane, until `workers` workers begin a job put now, after all in its lane and in higher ones. Slots
     that workers reserve from lane batch are not free for it."""
     reserved = workers * sum(worker.reserved for worker in snapshot.ready) / max(1, len(snapshot.ready))
-    waits = {}
+    waits: dict[str, float] = {}
     for lane, size, jobs, tokens, overtaking in _in_order(snapshot, demand):
         ahead = Ahead(lane.priority, jobs + lane.waiting + 1, tokens + lane.waiting * size + size, overtaking, 0.0, "")
         kept = lane.running + round(reserved) if lane.priority == RESERVED_FROM else 0

@@ -124,7 +124,7 @@ def test_more_backlog_never_wants_fewer(
     snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, later: float, more: int, where: str
 ) -> None:
     """With all else equal, more waiting jobs never lead to fewer workers."""
-    heavier = tuple(replace(x, waiting=x.waiting + more * (x.name == where)) for x in snapshot.lanes)
+    heavier = tuple(replace(x, waiting=x.waiting + more * (x.priority == where)) for x in snapshot.lanes)
     want = decide_pool(replace(snapshot, lanes=heavier), limits, state, 1000.0 + later).want
     assert want >= decide_pool(snapshot, limits, state, 1000.0 + later).want
 
