@@ -99,7 +99,7 @@ async def live_samples(services: Services) -> list[GaugeSample]:
         labels = (lane.model, str(lane.priority))
         samples.append(GaugeSample(JobMetrics.lane_waiting, labels, lane.waiting))
         samples.append(GaugeSample(JobMetrics.lane_running, labels, lane.running))
-        samples.append(GaugeSample(JobMetrics.lane_oldest, labels, lane.oldest_ms / 1000))
+        samples.append(GaugeSample(JobMetrics.lane_oldest, labels, lane.oldest_s))
     classes = {class_of(DEFAULT_WEIGHT), *map(class_of, weights.values())}
     for (model, priority), waits in ages.items():
         longest = dict.fromkeys(sorted(classes), 0)

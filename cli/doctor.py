@@ -168,9 +168,9 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
     for each in found:
         is_wrong = each.status in ("warn", "fail")
         if verbose or is_wrong:
-            lines += fitted(sys.stdout, f"{each.status:<5} {each.name}: {each.detail}", INDENT)
+            lines.append(fitted(sys.stdout, f"{each.status:<5} {each.name}: {each.detail}", INDENT))
         if is_wrong and each.hint:
-            lines += fitted(sys.stdout, " " * INDENT + each.hint, INDENT)
+            lines.append(fitted(sys.stdout, " " * INDENT + each.hint, INDENT))
     emit("\n".join([*lines, summary(found)]) + "\n")
     return Exit.DONE if ok else Exit.FAILED
 
@@ -396,7 +396,7 @@ async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]
     found = []
     for model, settings in models.items():
         own = [lane for lane in lanes if lane.model == model and lane.waiting]
-        waiting, oldest_s = sum(lane.waiting for lane in own), max((lane.oldest_ms for lane in own), default=0) / 1000
+        waiting, oldest_s = sum(lane.waiting for lane in own), max((lane.oldest_s for lane in own), default=0.0)
         plan = plans.get(model)
         stall = stall_of(model, settings, workers, plan, overrides.get(model), is_led=bool(lead.holder))
         jobs = f"{counted(waiting, 'job')} of {model} {'waits' if waiting == 1 else 'wait'}"

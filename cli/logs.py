@@ -171,8 +171,7 @@ def _show(found: Iterable[LogLine], *, as_json: bool, ids: bool) -> int:
         if as_json:
             print_json(line.fields)
             continue
-        lines = shorten_ids(visible(pretty(line, ids=ids))).split("\n")
-        text = "\n".join(part for each in lines for part in fitted(sys.stdout, each, INDENT))
+        text = fitted(sys.stdout, shorten_ids(visible(pretty(line, ids=ids))), INDENT)
         code = COLOURS.get(str(line.fields.get("level"))) if colour else None
         sys.stdout.write(f"\x1b[{code}m{text}\x1b[0m\n" if code else f"{text}\n")
     sys.stdout.flush()

@@ -424,13 +424,15 @@ def note(text: str) -> None:
     """Print a message to stderr."""
     from cli.options import completed  # noqa: PLC0415 - click, which the supervisor does not need
 
-    lines = visible(completed(text)).split("\n")
-    write_or_drop(sys.stderr, "".join(f"{part}\n" for line in lines for part in fitted(sys.stderr, line)))
+    write_or_drop(sys.stderr, fitted(sys.stderr, visible(completed(text))) + "\n")
 
 
-def fitted(stream: TextIO, line: str, indent: int = 0) -> list[str]:
-    """A line for people, wrapped between words if the stream is a terminal."""
-    return wrapped(line, terminal_width(stream), indent) if stream.isatty() else [line]
+def fitted(stream: TextIO, text: str, indent: int = 0) -> str:
+    """A text for people, its lines wrapped between words if the stream is a terminal."""
+    if not stream.isatty():
+        return text
+    width = terminal_width(stream)
+    return "\n".join(part for line in text.split("\n") for part in wrapped(line, width, indent))
 
 
 def write_or_drop(stream: TextIO, text: str) -> None:
@@ -453,12 +455,12 @@ def complain(problem: Problem, *, as_json: bool) -> None:
     if as_json:
         fields = {"code": problem.code, "message": problem.message, "cause": problem.cause}
         fields |= {"next": problem.next_step, "request_id": problem.request_id}
-        lines = [visible(json.dumps({"error": fields}, ensure_ascii=False))]
+        text = visible(json.dumps({"error": fields}, ensure_ascii=False))
     else:
-        lines = [part for line in error_block(problem) for part in fitted(sys.stderr, line, ERROR_INDENT)]
+        text = fitted(sys.stderr, "\n".join(error_block(problem)), ERROR_INDENT)
         if styled(sys.stderr, os.environ):
-            lines[0] = lines[0].replace("error:", "\x1b[31merror:\x1b[0m", 1)
-    write_or_drop(sys.stderr, "".join(f"{line}\n" for line in lines))
+            text = text.replace("error:", "\x1b[31merror:\x1b[0m", 1)
+    write_or_drop(sys.stderr, text + "\n")
 
 
 def error_block(problem: Problem) -> list[str]:
@@ -570,8 +572,7 @@ class ProgressLine:
         """Print permanent lines; the phase continues below them. `indent`: of what has no room in its line."""
         with self._lock:
             self._clear()
-            lines = (part for line in visible(text).split("\n") for part in fitted(self._stream, line, indent))
-            write_or_drop(self._stream, "\n".join(lines) + "\n")
+            write_or_drop(self._stream, fitted(self._stream, visible(text), indent) + "\n")
             self._show(changed=False)
 
     def end(self) -> None:

@@ -84,7 +84,7 @@ def help_page(context: click.Context, topic: tuple[str, ...]) -> None:
         lines = []
         for line in environment_page(topic[1:]).split("\n"):
             column = re.match(rf"  \S+ {{2,}}|{MEANING_INDENT}", line)  # of a row's kind, or of a meaning
-            lines += fitted(sys.stdout, line, column.end() if column else 0)
+            lines.append(fitted(sys.stdout, line, column.end() if column else 0))
         text = "\n".join(lines)
     else:
         text = _command_help(context.find_root(), topic)

@@ -121,6 +121,6 @@ def _print(answer: PlanAnswer, *, as_json: bool) -> None:
         print_table(table.header, table.rows)
         emit("\n")
     if answer.plot:
-        emit("\n".join(part for line in answer.plot.split("\n") for part in fitted(sys.stdout, line)) + "\n\n")
+        emit(fitted(sys.stdout, answer.plot) + "\n\n")
     for line in (answer.advice, *answer.notes):
-        emit("\n".join(fitted(sys.stdout, line)) + "\n")
+        emit(fitted(sys.stdout, line) + "\n")

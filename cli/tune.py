@@ -254,8 +254,7 @@ def goodput_command(
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "ttft_ms": 1e3 * slo.ttft_s, "tpot_ms": 1e3 * slo.tpot_s, "share": slo.share,
         "requests_s": found, "is_bisected": not ended, "closed_loop_requests_s": closed.requests_s,
-        "rates": [{"requests_s": rate, "kept_both": each.both, "kept_ttft": each.ttft, "kept_tpot": each.tpot}
-                  for rate, each in sorted(tried.items())],
+        "rates": [{"requests_s": rate, **each.value} for rate, each in sorted(tried.items())],
     }  # fmt: skip
     rows = [(three(rate), *map(percent, (each.both, each.ttft, each.tpot))) for rate, each in sorted(tried.items())]
     header = ("requests/s", "keep both", "first token", "further tokens")

@@ -28,7 +28,7 @@ from planner.facts.catalogue import PlanError
 from planner.options import plan_command
 from planner.search import quantile, tpots_s
 from planner.simulator.engine import EngineShape, ModelEngine, ModelText
-from planner.simulator.queues import PenstockQueue, PenstockWorker, PoolSimulation
+from planner.simulator.queues import PenstockWorker, PoolSimulation, TextQueue, by_lane
 from planner.trace import records_in
 from telemetry.records.reader import Evidence, ReportedRequest
 
@@ -448,8 +448,9 @@ MAX_ERROR = 0.15
 
 
 def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale: float = 1.0) -> list[ModelText]:
-    """Simulate the same arrivals, `scale` times as fast, at so many workers, in the order of `served`. Queue, gate,
-    preemption and the choice of a worker are those of Penstock."""
+    """Simulate the same arrivals, `scale` times as fast, at so many workers, in the order of `served`. Gate,
+    preemption and the choice of a worker are those of Penstock. The queue has its lanes, but no floor, no age and no
+    counters of tenants."""
     begin_s = min(each.arrived_s for each in served)
     texts = [
         ModelText(
@@ -459,7 +460,7 @@ def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale:
         for each in served
     ]  # fmt: skip
     pool = [PenstockWorker(ModelEngine(fit.shape), Random(1)) for _ in range(workers)]  # noqa: S311 - a simulation
-    PoolSimulation(PenstockQueue(), pool).run(texts)
+    PoolSimulation(TextQueue(by_lane), pool).run(texts)
     return texts
 
 
@@ -661,7 +662,7 @@ def fit_command(
 ) -> PlanAnswer:
     """Fit step times to the records of a Penstock, and say how far the simulator's prediction is from them.
 
-    Half of the loads are fitted; the simulator predicts all, with the order, gate and preemption of Penstock.
+    Half of the loads are fitted; the simulator predicts all, with the lanes, gate and preemption of Penstock.
 
     \b
     Examples:

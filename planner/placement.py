@@ -23,7 +23,7 @@ from planner.options import EFFICIENCY, GPU, GPUS, LEAST, MOST, SLO, plan_comman
 from planner.roofline import MAX_REPLICAS, SLACK_BYTES, USABLE, copy_bytes, replicas_for
 from planner.search import MAX_STEP_TOKENS, ParallelPlan, ReplicaModel, StepMeter, attainment
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelStep, ModelText
-from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
+from planner.simulator.queues import LANES, ModelWorker, Simulation, TextQueue, by_arrival
 
 REQUESTS = 400
 """Of all models together, in one simulation."""
@@ -46,34 +46,20 @@ class Placement:
     """The share after each copy that was added."""
 
 
-class ModelQueues(SortedQueue):
-    """A queue for each model; a worker takes from that of its own."""
-
-    def __init__(self, names: Collection[str]) -> None:
-        super().__init__(by_arrival)
-        self.by_model = {name: SortedQueue(by_arrival) for name in names}
-
-    def __len__(self) -> int:
-        return sum(map(len, self.by_model.values()))
-
-    def put(self, text: ModelText, now_s: float) -> None:
-        self.by_model[text.model].put(text, now_s)
-
-
 class PlacedWorker(ModelWorker):
-    """A copy of a model on a GPU. It takes a text only when its batch is not fuller than those of its siblings."""
+    """A copy of a model on a GPU. It takes a text, whose tenant is the model's name, only when its batch is not fuller
+    than those of its siblings."""
 
     def __init__(self, engine: ModelEngine, model: str, gpu: int) -> None:
         super().__init__(engine, Greedy())
         self.model, self.gpu = model, gpu
         self.siblings: Sequence[PlacedWorker] = ()
+        self.others: Collection[str] = ()
+        """Models that it is no copy of."""
 
-    def fill(self, queue: ModelQueues, now_s: float) -> None:  # type: ignore[override]
-        mine = queue.by_model[self.model]
-        while len(mine) or self.held:
-            if len(self.engine.texts) > min(len(worker.engine.texts) for worker in self.siblings):
-                break
-            if not self.held and (text := mine.take(now_s, ())) is not None:
+    def fill(self, queue: TextQueue, now_s: float) -> None:
+        while len(self.engine.texts) <= min(len(worker.engine.texts) for worker in self.siblings):
+            if not self.held and (text := queue.take(now_s, LANES, self.others)) is not None:
                 self.held.append(text)
             if not self.held or not self.admits(self.held[0]):
                 break
@@ -130,13 +116,14 @@ def kept_share(copies: Placed, loads: Sequence[PlanInput], texts: Sequence[Model
         for load, count in zip(loads, placed, strict=True)
         for _ in range(count)
     ]
+    there = {worker.model for worker in workers}
     for worker in workers:
         worker.siblings = [each for each in workers if each.model == worker.model]
-    there = {worker.model for worker in workers}
-    fresh = [ModelText(text.prompt, text.output, text.limit, text.arrived_s, model=text.model) for text in texts]
-    served = [text for text in fresh if text.model in there]
+        worker.others = there - {worker.model}
+    fresh = [ModelText(text.prompt, text.output, text.limit, text.arrived_s, tenant=text.tenant) for text in texts]
+    served = [text for text in fresh if text.tenant in there]
     if served:
-        SharedSimulation(ModelQueues(there), workers).run(served)
+        SharedSimulation(TextQueue(by_arrival), workers).run(served)
     return attainment(fresh, loads[0].slo).both
 
 
@@ -175,7 +162,7 @@ def _texts(loads: Sequence[PlanInput]) -> list[ModelText]:
         random, at, lengths = Random(number), 0.0, load.lengths  # noqa: S311 - a simulation
         before, rate = len(texts), load.checked_rate
         while (at := at + random.expovariate(rate)) < seconds or len(texts) == before:
-            texts.append(ModelText(lengths.prompt, lengths.answer, lengths.answer, at, model=load.model.name))
+            texts.append(ModelText(lengths.prompt, lengths.answer, lengths.answer, at, tenant=load.model.name))
     return texts
 
 

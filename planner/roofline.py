@@ -32,7 +32,7 @@ from planner.options import BITS, GPU, LENGTHS, MODEL, READS, TP, plan_command
 USABLE = 0.9
 """Share of a GPU's memory that replicas may use; the rest is for the driver and for fragmentation."""
 SLACK_BYTES = 1 << 30
-"""Memory that each replica needs besides weights and KV cache."""
+"""Memory of each GPU that a replica needs besides weights and KV cache (SLM-Pareto, APEX)."""
 MAX_REPLICAS = 3
 """More replicas gained nothing in the paper."""
 PAPER_CAP = 512
@@ -78,7 +78,7 @@ def memory_plan(given: PlanInput, activation_bytes: float = 0.0, block: int = BL
     weights = model.weight_bytes(given.precision.w) / tp
     room = usable - weights - activation_bytes
     token = model.kv_token_bytes(given.precision.kv, tp, lengths.mean)
-    request = token * _blocks(lengths.mean, block)
+    request = token * whole_blocks(lengths.mean, block)
     plan = MemoryPlan(
         usable_bytes=usable,
         weight_bytes=weights,
@@ -87,7 +87,7 @@ def memory_plan(given: PlanInput, activation_bytes: float = 0.0, block: int = BL
         kv_token_bytes=token,
         request_bytes=request,
         max_batch=max(0, int(room / request)),
-        max_batch_worst=max(0, int(room / (token * _blocks(lengths.whole, block)))),
+        max_batch_worst=max(0, int(room / (token * whole_blocks(lengths.whole, block)))),
     )
     if plan.max_batch < 1:
         raise PlanError(
@@ -113,7 +113,8 @@ def memory_advice(given: PlanInput, plan: MemoryPlan) -> str:
     return said + "."
 
 
-def _blocks(tokens: float, block: int) -> int:
+def whole_blocks(tokens: float, block: int = BLOCK_TOKENS) -> int:
+    """The tokens of the blocks that so many take."""
     return math.ceil(tokens / block) * block
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from operator import add
 from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -21,12 +22,9 @@ from planner.cost import assumed_prices, pareto, per_million
 from planner.facts.catalogue import ModelShape, PlanError
 from planner.load import LatencySlo, PlanInput, RequestLengths
 from planner.options import SLO, plan_command, search_options
-from planner.roofline import all_reduce_s, all_to_all_s, distinct_experts, peak_of, send_s
+from planner.roofline import SLACK_BYTES, all_reduce_s, all_to_all_s, distinct_experts, peak_of, send_s
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
-from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
-
-WORKSPACE_BYTES = float(1 << 30)
-"""APEX: memory that a GPU needs besides weights and cache."""
+from planner.simulator.queues import ModelWorker, Simulation, TextQueue, by_arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +95,16 @@ def plans(model: ModelShape, gpus: int) -> Iterator[ParallelPlan]:
 
 
 class ReplicaStep(NamedTuple):
-    """One step of one replica: its time, and the operations and bytes of each of its GPUs."""
+    """One step of one replica, or several: the time, the operations and bytes of each of its GPUs, the joules of
+    all."""
 
-    seconds: float
-    flops: float
-    bytes: float
+    seconds: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    joules: float = 0.0
+
+
+NO_STEP = ReplicaStep()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +116,6 @@ class ReplicaModel:
 
     given: PlanInput
     plan: ParallelPlan
-
-    @property
-    def peak(self) -> float:
-        """Operations a second of one GPU, of products of weights and activations."""
-        return peak_of(self.given)
 
     @property
     def weight_bytes(self) -> float:
@@ -133,7 +131,7 @@ class ReplicaModel:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the cache of the whole replica holds. Raises PlanError if the weights do not fit."""
-        device, usable = self.given.device, self.given.device.memory_bytes - WORKSPACE_BYTES
+        device, usable = self.given.device, self.given.device.memory_bytes - SLACK_BYTES
         room = usable - self.weight_bytes
         if room <= 0:
             raise PlanError(
@@ -160,12 +158,13 @@ class ReplicaModel:
         send = send_s(hidden, device.link_bytes_s, device.hop_s) if pp > 1 else 0.0
         head = self._part(2 * model.head_weights * texts, model.head_weights * bits.w / 8)
         seconds = pp * (stage.seconds + send) + head.seconds
-        return ReplicaStep(seconds, groups * stage.flops + head.flops / pp, groups * stage.bytes + head.bytes / pp)
+        step = ReplicaStep(seconds, groups * stage.flops + head.flops / pp, groups * stage.bytes + head.bytes / pp)
+        return step._replace(joules=self.watts(step) * seconds)
 
     def _part(self, flops: float, size: float, peak: float = 0.0) -> ReplicaStep:
         """Work that all GPUs of a stage share, at a peak of arithmetic; 0: that of weights and activations."""
         flops, size = flops / self.plan.tp, size / self.plan.tp
-        longest = max(flops / (peak or self.peak), size / self.given.device.bytes_s)
+        longest = max(flops / (peak or peak_of(self.given)), size / self.given.device.bytes_s)
         return ReplicaStep(longest / self.given.efficiency, flops, size)
 
     def _stage(self, tokens: float, held: float, prefilled: float) -> ReplicaStep:
@@ -210,7 +209,7 @@ class ReplicaModel:
         """Power of all GPUs of the replica in a step: between idle and the limit, by the busier of arithmetic and
         memory."""
         device = self.given.device
-        busy = max(step.flops / self.peak, step.bytes / device.bytes_s) / step.seconds
+        busy = max(step.flops / peak_of(self.given), step.bytes / device.bytes_s) / step.seconds
         return self.plan.pp * self.plan.tp * (device.idle_watts + (device.watts - device.idle_watts) * min(1.0, busy))
 
 
@@ -242,10 +241,6 @@ class Attainment:
         return {"kept_both": self.both, "kept_ttft": self.ttft, "kept_tpot": self.tpot}
 
 
-ProbeStep: TypeAlias = tuple[float, float, float, float]
-"""Seconds, joules, operations and bytes of a step."""
-
-
 @dataclass(slots=True)
 class StepMeter:
     """The step time of a replica, which also counts what its steps did.
@@ -255,32 +250,20 @@ class StepMeter:
     """
 
     replica: ReplicaModel
-    busy_s: float = 0.0
-    joules: float = 0.0
-    flops: float = 0.0
-    bytes: float = 0.0
-    """`flops` and `bytes` of one GPU."""
-    _lines: dict[int, tuple[ProbeStep, ProbeStep]] = field(default_factory=dict)
+    done: ReplicaStep = NO_STEP
+    """All steps."""
+    _lines: dict[int, tuple[ReplicaStep, ReplicaStep]] = field(default_factory=dict)
 
     def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
         if prefilled:
-            seconds, joules, flops, size = self._probe(texts, held, prefilled)
+            step = self.replica.step(texts, held, prefilled)
         else:
             if (line := self._lines.get(texts)) is None:
-                line = self._lines[texts] = self._probe(texts, 0, 0), self._probe(texts, FAR, 0)
-            (s0, j0, f0, b0), (s1, j1, f1, b1) = line
+                line = self._lines[texts] = self.replica.step(texts, 0, 0), self.replica.step(texts, FAR, 0)
             share = held / FAR
-            seconds, joules = s0 + share * (s1 - s0), j0 + share * (j1 - j0)
-            flops, size = f0 + share * (f1 - f0), b0 + share * (b1 - b0)
-        self.busy_s += seconds
-        self.joules += joules
-        self.flops += flops
-        self.bytes += size
-        return seconds
-
-    def _probe(self, texts: int, held: int, prefilled: int) -> ProbeStep:
-        step = self.replica.step(texts, held, prefilled)
-        return step.seconds, self.replica.watts(step) * step.seconds, step.flops, step.bytes
+            step = ReplicaStep(*[least + share * (most - least) for least, most in zip(*line, strict=True)])
+        self.done = ReplicaStep(*map(add, self.done, step))
+        return step.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,14 +342,13 @@ def serve(replica: ReplicaModel, texts: Sequence[ModelText], step_tokens: int = 
         if mine := texts[number::dp]:
             meters.append(StepMeter(replica))
             shape = EngineShape(replica.kv_tokens, replica.given.max_batch, step_tokens, costs=meters[-1])
-            one = Simulation(SortedQueue(by_arrival), [ModelWorker(ModelEngine(shape), Greedy())])
+            one = Simulation(TextQueue(by_arrival), [ModelWorker(ModelEngine(shape), Greedy())])
             seconds = max(seconds, one.run(mine))
-    busy_s = sum(meter.busy_s for meter in meters) or 1.0
+    done = ReplicaStep(*map(sum, zip(*(meter.done for meter in meters), strict=True)))
+    busy_s = done.seconds or 1.0
     idle = device.idle_watts * replica.plan.pp * replica.plan.tp * (dp * seconds - busy_s)
-    joules = sum(meter.joules for meter in meters) + max(0.0, idle)
-    mfu = sum(meter.flops for meter in meters) / busy_s / replica.peak
-    mbu = sum(meter.bytes for meter in meters) / busy_s / device.bytes_s
-    return ServedLoad(texts, seconds, joules, mfu, mbu)
+    mfu, mbu = done.flops / busy_s / peak_of(replica.given), done.bytes / busy_s / device.bytes_s
+    return ServedLoad(texts, seconds, done.joules + max(0.0, idle), mfu, mbu)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -25,7 +25,7 @@ from planner.cost import GAIN, FrontierPoint, pareto
 from planner.facts.catalogue import Accelerator, ModelShape, PlanError
 from planner.fit import least_squares
 from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
-from planner.roofline import BLOCK_TOKENS, doublings, kv_tokens_of, replicas_for
+from planner.roofline import doublings, kv_tokens_of, replicas_for, whole_blocks
 from planner.search import Attainment
 
 MAX_MISFIT = 0.10
@@ -340,18 +340,14 @@ def recommend(
     Args:
         context: tokens of the longest request that the server takes; 0: unknown.
     """
-    batch, why, least = found.knee.batch, withheld(found), _whole_blocks(context)
-    tokens = batch * _whole_blocks(lengths.whole)
+    batch, why, least = found.knee.batch, withheld(found), whole_blocks(context)
+    tokens = batch * whole_blocks(lengths.whole)
     if model is None or device is None:
         return Recommendation(batch, max(least, tokens), withheld=why)
     given = PlanInput(model, device, lengths, Precision.stored(model))
     replicas = replicas_for(given, batch)
     tokens = min(kv_tokens_of(given, replicas), tokens) if replicas else tokens
     return Recommendation(batch, max(least, tokens), replicas, why)
-
-
-def _whole_blocks(tokens: int) -> int:
-    return math.ceil(tokens / BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 def withheld(found: MeasuredFrontier) -> str:

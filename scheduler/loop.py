@@ -19,7 +19,6 @@ from typing import Any
 from msgspec import structs
 
 from penstock.loops import ExpectedErrors, coalesced, run_periodically, wait, wait_any
-from scheduler.policy import snapshot
 from scheduler.policy.decide import PolicyState, Switch, SwitchDecision, decide
 from scheduler.policy.snapshot import ScalingLimits, ShapeChoice, Snapshot
 from scheduler.pools.base import Pool
@@ -38,8 +37,9 @@ from streaming.fleet.plans import (
 )
 from streaming.fleet.process import Process, Prospect
 from streaming.fleet.processes import Fleet, processes_of
-from streaming.jobs.places import LaneDepth, WaitingDeadline, backlog_of
+from streaming.jobs.places import backlog_of
 from streaming.jobs.reaper import Reaper
+from streaming.order import LaneDepth, WaitingDeadline
 from streaming.redis.client import NOW, Query, RedisClient
 from telemetry.gpu import Facts
 from telemetry.metrics import Metrics
@@ -50,25 +50,12 @@ def look(
     model: str, lanes: Iterable[LaneDepth], workers: Iterable[Process], due: Iterable[WaitingDeadline] = ()
 ) -> Snapshot:
     """The snapshot of one model, from lanes, workers and deadlines of all models."""
-    deadlines = [each for each in due if each.model == model]
     return Snapshot(
         model,
-        tuple(_lane(lane, deadlines) for lane in lanes if lane.model == model),
+        tuple(lane for lane in lanes if lane.model == model),
         tuple(worker for worker in workers if worker.model == model),
+        due=tuple(each for each in due if each.model == model),
     )
-
-
-def _lane(lane: LaneDepth, deadlines: Iterable[WaitingDeadline]) -> snapshot.LaneLoad:
-    due = tuple(
-        snapshot.DueJob(each.in_ms / 1000, _before(each, lane)) for each in deadlines if each.priority is lane.priority
-    )
-    return snapshot.LaneLoad(lane.priority.value, lane.waiting, lane.running, lane.oldest_ms / 1000, lane.added, due)
-
-
-def _before(due: WaitingDeadline, lane: LaneDepth) -> int:
-    """Estimated number of earlier jobs in its lane, if jobs arrived evenly since the oldest."""
-    younger = min(1.0, due.age_ms / lane.oldest_ms) if lane.oldest_ms else 1.0
-    return int(lane.waiting * (1 - younger))
 
 
 log = logging.getLogger(__name__)
@@ -164,7 +151,7 @@ class Loop:
     def facts(self) -> Facts:
         """What a sample says of the lanes: as the leader saw them last; nothing of another scheduler."""
         models = self._seen if self._lead is not None else ()
-        lanes = {f"{seen.model}/{lane.name}": lane for seen in models for lane in seen.lanes}
+        lanes = {f"{seen.model}/{lane.priority}": lane for seen in models for lane in seen.lanes}
         rows = {name: RecordedDepth(x.waiting, x.running, round(x.oldest_s, 3)) for name, x in lanes.items()}
         return {"lanes": rows}
 

@@ -21,7 +21,7 @@ from api.openai.json_body import read_object, validated
 from api.services import Services
 from streaming.fleet.plans import LEADER, Lead, Noted, Override, Plan, stall_of
 from streaming.fleet.process import Process, Prospect
-from streaming.jobs.places import LaneDepth
+from streaming.order import LaneDepth
 
 MAX_ACTIONS = 20
 MAX_OVERRIDE_S = 30 * 86_400
@@ -167,7 +167,7 @@ def _counts(workers: Iterable[Process]) -> dict[str, int]:
 def _lane(lane: LaneDepth, prospect: Prospect | None) -> dict[str, Any]:
     """Render a lane. `wait_s`: expected wait of a job put now; null: unknown, or no worker will start it."""
     wait_s = prospect.wait_s if prospect else None
-    return {**fields_of(lane, "waiting", "running"), "oldest_s": lane.oldest_ms / 1000, "wait_s": wait_s}
+    return {**fields_of(lane, "waiting", "running", "oldest_s"), "wait_s": wait_s}
 
 
 def _worker(worker: Process, cordon: str | None) -> dict[str, Any]:

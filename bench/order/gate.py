@@ -24,7 +24,7 @@ from planner.simulator.engine import (
     ModelText,
     PastFuture,
 )
-from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
+from planner.simulator.queues import ModelWorker, Simulation, TextQueue, by_arrival
 from workers.gate import Gate, KvCapacity, LengthHistory
 
 NEVER, ALWAYS, GREEDY, GATE = "GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "greedy gate", "Past-Future gate"
@@ -109,7 +109,7 @@ def simulated(
         if now >= CURVE_S * len(curve):
             curve.append((round(now, 1), round(engine.held / shape.kv_tokens, 3), evictions))
 
-    now = Simulation(SortedQueue(by_arrival), [worker], note).run(texts)
+    now = Simulation(TextQueue(by_arrival), [worker], note).run(texts)
     return GateOutcome(
         seconds=now,
         tokens=tokens,

@@ -16,16 +16,15 @@ from statistics import fmean
 from typing import Any
 
 from bench import plots
+from bench.order.rule import PenstockQueue
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
 from bench.stats import quantile
 from planner.simulator.engine import AdmissionRule, EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import (
     ModelWorker,
-    PenstockQueue,
     PenstockWorker,
     Simulation,
-    SortedQueue,
     TextQueue,
     by_arrival,
     by_lane,
@@ -98,8 +97,8 @@ def contender(name: str, shape: EngineShape, seed: int, targets: LatencyTargets)
     if name == OURS:
         return PenstockQueue(), PenstockWorker(ModelEngine(shape), Random(seed), targets)  # noqa: S311 - a simulation
     if name == VLLM:
-        return SortedQueue(by_arrival), ModelWorker(RankedEngine(shape), Everything())
-    return SortedQueue(by_lane if name == LANES else by_arrival), ModelWorker(ModelEngine(shape), Greedy())
+        return TextQueue(by_arrival), ModelWorker(RankedEngine(shape), Everything())
+    return TextQueue(by_lane if name == LANES else by_arrival), ModelWorker(ModelEngine(shape), Greedy())
 
 
 NOTES = {

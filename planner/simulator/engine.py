@@ -85,7 +85,6 @@ class ModelText:
     preemptions: int = 0
     is_prefilled: bool = False
     """Whether another engine has computed its prompt, whose cache comes with it; an eviction loses that."""
-    model: str = ""
 
     @property
     def held(self) -> int:
@@ -103,15 +102,6 @@ class ModelText:
         if self.first_s is None or self.ended_s is None:
             return math.inf
         return (self.ended_s - self.first_s) / (self.output - 1) if self.output > 1 else 0.0
-
-    @property
-    def is_done(self) -> bool:
-        return self.generated >= self.output
-
-    @property
-    def rank(self) -> tuple[int, float]:
-        """Its place where the lane comes first, then the arrival."""
-        return Priority(self.lane).rank, self.arrived_s
 
 
 @dataclass(slots=True)
@@ -172,7 +162,7 @@ class ModelEngine:
         for text in tokens:
             text.generated += 1
         self.held += len(tokens)
-        ended = [text for text in tokens if text.is_done]
+        ended = [text for text in tokens if text.generated >= text.output]
         for text in ended:
             self._drop(text)
         return ModelStep(seconds, tokens, ended, evicted)

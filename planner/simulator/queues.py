@@ -1,30 +1,16 @@
-"""Simulation in virtual time: queues in the product's order or others, workers that take from them, a run. Pure."""
+"""Simulation in virtual time: a queue, workers that take from it, a run. Pure."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
 from random import Random
-from typing import TypeAlias
 
 from planner.simulator.engine import AdmissionRule, ModelEngine, ModelStep, ModelText, PastFuture
 from streaming.fleet.settings import LatencyTargets
-from streaming.order import (
-    LaneQueue,
-    Pick,
-    Priority,
-    RequeuedJob,
-    WaitingJob,
-    charge,
-    credits_after,
-    next_job,
-    patience_ms,
-    units,
-    virtual_time,
-)
+from streaming.order import Priority
 from workers.slot_shares import (
     MAX_VICTIMS,
     RunningJob,
@@ -46,147 +32,47 @@ def by_arrival(text: ModelText) -> tuple[int, float]:
 
 def by_lane(text: ModelText) -> tuple[int, float]:
     """Strict priority between lanes; in a lane, by arrival."""
-    return text.rank
+    return Priority(text.lane).rank, text.arrived_s
 
 
-class SortedQueue:
-    """Where texts wait until a worker takes them; this one goes by a key alone."""
+class TextQueue:
+    """Where texts wait until a worker takes them: by a key, and the one that was put first if equal."""
 
     def __init__(self, key: Callable[[ModelText], tuple[int, float]]) -> None:
         self._key = key
-        self._heap: list[tuple[tuple[int, float], int, ModelText]] = []
+        self._lines: dict[tuple[str, str | None], list[tuple[tuple[int, float], int, ModelText]]] = {}
+        """By lane and tenant, a heap; those of no tenant were put back. None is empty."""
         self._puts = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return sum(map(len, self._lines.values()))
 
     def put(self, text: ModelText, now_s: float) -> None:
         """A text arrives."""
-        self._puts += 1
-        heapq.heappush(self._heap, (self._key(text), self._puts, text))
+        self._wait(text, text.tenant)
 
     def put_back(self, text: ModelText) -> None:
         """A text that a worker had begun waits again."""
-        self.put(text, 0.0)
+        self._wait(text, None)
+
+    def _wait(self, text: ModelText, tenant: str | None) -> None:
+        self._puts += 1
+        heapq.heappush(self._lines.setdefault((text.lane, tenant), []), (self._key(text), self._puts, text))
 
     def take(self, now_s: float, lanes: Collection[Priority], crowding: Collection[str] = ()) -> ModelText | None:
-        """Remove the next text of these lanes, which is not of the tenants `crowding`; None if there is none. Here of
-        all lanes and tenants: a queue without lanes knows none."""
-        return heapq.heappop(self._heap)[2] if self._heap else None
+        """Remove the next text of these lanes; None if there is none. One that arrives is not of the tenants
+        `crowding`."""
+        open_lines = [line for line in self._lines if line[0] in lanes and line[1] not in crowding]
+        if not open_lines:
+            return None
+        first = min(open_lines, key=lambda line: self._lines[line][0])
+        text = heapq.heappop(self._lines[first])[2]
+        if not self._lines[first]:
+            del self._lines[first]
+        return text
 
     def note_end(self, text: ModelText) -> None:
         """A text has been answered."""
-
-
-@dataclass(slots=True)
-class _Lane:
-    """One lane, with what the store keeps of its tenants."""
-
-    waiting: dict[str, WaitingJob] = field(default_factory=dict)
-    """By id, oldest first."""
-    lines: defaultdict[str, list[tuple[tuple[int, tuple[int, int]], str]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
-    """By tenant, a heap by urgency; ids that no longer wait are skipped."""
-    counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    requeued: dict[str, RequeuedJob] = field(default_factory=dict)
-    counters: dict[str, int] = field(default_factory=dict)
-    served: dict[str, int] = field(default_factory=dict)
-    last: int = 0
-    """Counter of the tenant whose job left last, if none waits."""
-    credit: int = 0
-
-    @property
-    def time(self) -> int:
-        return virtual_time(self.last, self.counters)
-
-    def queue(self, crowding: Collection[str] = ()) -> LaneQueue:
-        """The jobs of which `next_job` can choose one: the most urgent of each tenant, and the oldest."""
-        jobs = [self.waiting[self._head(tenant)] for tenant in self.counters]
-        if self.waiting:
-            jobs.append(next(iter(self.waiting.values())))
-        return LaneQueue(jobs, tuple(self.requeued.values()), self.counters, self.credit, crowding)
-
-    def _head(self, tenant: str) -> str:
-        line = self.lines[tenant]
-        while line[0][1] not in self.waiting:
-            heapq.heappop(line)
-        return line[0][1]
-
-    def join(self, job: WaitingJob) -> None:
-        """A new job of a tenant waits."""
-        if job.tenant not in self.counters:
-            if not self.counters:
-                self.credit = 0
-            self.counters[job.tenant] = max(self.served.pop(job.tenant, 0), self.time)
-        self.waiting[job.id] = job
-        self.counts[job.tenant] += 1
-        heapq.heappush(self.lines[job.tenant], (job.urgency, job.id))
-
-    def leave(self, job: WaitingJob, charged: int) -> None:
-        """A waiting job is claimed for a charge."""
-        del self.waiting[job.id]
-        self.counts[job.tenant] -= 1
-        self.counters[job.tenant] += charged
-        if not self.counts[job.tenant]:
-            self.served[job.tenant] = self.counters.pop(job.tenant)
-            if not self.counters:
-                self.last = self.served[job.tenant] - charged
-
-
-class PenstockQueue:
-    """The order of the product: every choice is `next_job`'s; its numbers are kept here as the store keeps them."""
-
-    def __init__(self) -> None:
-        self._lanes = {lane: _Lane() for lane in LANES}
-        self._texts: dict[str, ModelText] = {}
-        self._ids: dict[int, str] = {}
-
-    def __len__(self) -> int:
-        return sum(len(lane.waiting) + len(lane.requeued) for lane in self._lanes.values())
-
-    def put(self, text: ModelText, now_s: float) -> None:
-        lane, now_ms = Priority(text.lane), int(1000 * now_s)
-        job_id = str(len(self._ids))
-        self._ids[id(text)], self._texts[job_id] = job_id, text
-        patience = patience_ms(lane, None, None, text.limit)
-        number = (now_ms, len(self._ids))
-        self._lanes[lane].join(
-            WaitingJob(job_id, text.tenant, number, now_ms, patience, units(text.prompt, text.limit))
-        )
-
-    def put_back(self, text: ModelText) -> None:
-        job_id = self._ids[id(text)]
-        self._lanes[Priority(text.lane)].requeued[job_id] = RequeuedJob(job_id, units(text.prompt, text.limit))
-
-    def take(self, now_s: float, lanes: Collection[Priority], crowding: Collection[str] = ()) -> ModelText | None:
-        now_ms = int(1000 * now_s)
-        snapshot = {name: lane.queue(crowding) for name, lane in self._lanes.items() if name in lanes}
-        pick = next_job(snapshot, now_ms)
-        if pick is None:
-            return None
-        for name, credit in credits_after(snapshot, pick, now_ms).items():
-            self._lanes[name].credit = credit
-        self._claim(pick)
-        return self._texts[pick.job.id]
-
-    def _claim(self, pick: Pick) -> None:
-        lane, job = self._lanes[pick.lane], pick.job
-        if isinstance(job, RequeuedJob):
-            del lane.requeued[job.id]
-            return
-        lane.leave(job, charge(units(self._texts[job.id].prompt, 0), 1.0))
-
-    def note_end(self, text: ModelText) -> None:
-        lane = self._lanes[Priority(text.lane)]
-        change = charge(units(text.prompt, text.generated), 1.0) - charge(units(text.prompt, 0), 1.0)
-        if text.tenant in lane.counters:
-            lane.counters[text.tenant] += change
-        else:
-            lane.served[text.tenant] = max(lane.served.get(text.tenant, 0), lane.time) + change
-
-
-TextQueue: TypeAlias = SortedQueue | PenstockQueue
 
 
 NOT_BATCH = tuple(lane for lane in LANES if lane is not Priority.BATCH)
@@ -343,15 +229,22 @@ class Simulation:
             self.now_s = max(self.now_s, min(arrival_s, end_s))
             if self.now_s > until_s:
                 break
-            if end_s <= arrival_s:
+            if end_s < arrival_s:
                 self._end_step()
             while coming and coming[0].arrived_s <= self.now_s:
-                self._queue.put(coming.popleft(), self.now_s)
-            for number, worker in enumerate(self._workers):
-                if number not in self._busy:
-                    worker.fill(self._queue, self.now_s)
-                    self._begin_step(number)
+                self._arrive(coming.popleft())
+            self._fill()
         return self.now_s
+
+    def _arrive(self, text: ModelText) -> None:
+        self._queue.put(text, self.now_s)
+
+    def _fill(self) -> None:
+        """Every worker without a step takes texts and begins one."""
+        for number, worker in enumerate(self._workers):
+            if number not in self._busy:
+                worker.fill(self._queue, self.now_s)
+                self._begin_step(number)
 
     def _begin_step(self, number: int) -> None:
         worker = self._workers[number]
@@ -385,20 +278,19 @@ class PoolSimulation(Simulation):
         self._roomy = dict.fromkeys(range(len(workers)))
         """Workers with room; the last is the one that said so last."""
 
-    def run(self, texts: Sequence[ModelText], until_s: float = math.inf) -> float:
-        coming = deque(sorted(texts, key=lambda text: text.arrived_s))
-        while coming or self._steps:
-            if coming and (not self._steps or coming[0].arrived_s <= self._steps[0][0]):
-                self.now_s = coming[0].arrived_s
-                self._queue.put(coming.popleft(), self.now_s)
-                self._wake(None)
-            else:
-                self.now_s = self._steps[0][0]
-                ended = self._end_step()
-                self._go_on(ended)
-                if len(self._queue):
-                    self._wake(ended)
-        return self.now_s
+    def _arrive(self, text: ModelText) -> None:
+        super()._arrive(text)
+        self._wake(None)
+
+    def _end_step(self) -> int:
+        ended = super()._end_step()
+        self._go_on(ended)
+        if len(self._queue):
+            self._wake(ended)
+        return ended
+
+    def _fill(self) -> None:
+        """Those that are woken do so."""
 
     def _wake(self, but: int | None) -> None:
         number = next((each for each in reversed(self._roomy) if each != but), None)

@@ -301,9 +301,9 @@ def _others(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> float:
     most the jobs that run. Waiting jobs are covered by `_for_targets`."""
     slots, held = 0.0, in_slots(snapshot, demand)
     for lane in snapshot.lanes:
-        if not cannot_wait(lane.name, demand, limits):
-            usual = demand.rate(lane.name) * demand.size(lane.name) / demand.pace if demand.pace else math.inf
-            slots += min(held[lane.name], usual)
+        if not cannot_wait(lane.priority, demand, limits):
+            usual = demand.rate(lane.priority) * demand.size(lane.priority) / demand.pace if demand.pace else math.inf
+            slots += min(held[lane.priority], usual)
     return slots
 
 
@@ -346,15 +346,15 @@ def _prospects(
     waits = wait_s(snapshot, demand, workers)
     rate = workers * demand.capacity * demand.pace
     for lane in snapshot.lanes:
-        lane_wait_s = wake_s + waits[lane.name] if workers and not snapshot.away else math.inf
-        each_s = demand.size(lane.name) / rate if rate else 0.0
+        lane_wait_s = wake_s + waits[lane.priority] if workers and not snapshot.away else math.inf
+        each_s = demand.size(lane.priority) / rate if rate else 0.0
         floor_each_s = (FLOOR + 1) * each_s
         floor_s = wake_s + (lane.waiting + 1) * floor_each_s
         if each_s and floor_s < lane_wait_s:
             lane_wait_s, each_s = floor_s, floor_each_s
         elif not math.isfinite(lane_wait_s):
             lane_wait_s, each_s = wake_s, 0.0
-        yield lane.name, Prospect(lane_wait_s, each_s, lane.waiting)
+        yield lane.priority, Prospect(lane_wait_s, each_s, lane.waiting)
 
 
 def _jobs(snapshot: Snapshot) -> str:

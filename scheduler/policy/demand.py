@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from scheduler.policy.snapshot import LaneLoad, ScalingLimits, Snapshot
+from scheduler.policy.snapshot import ScalingLimits, Snapshot
 from streaming.fleet.process import Process, Served
+from streaming.order import LaneDepth, Priority, WaitingDeadline
 
 BUCKET_S = 5.0
 """Time resolution of peaks."""
@@ -273,10 +274,7 @@ def learn(demand: Demand, snapshot: Snapshot, limits: ScalingLimits, now: float)
     first = demand.at is None
     keep = math.exp(-since_s / SIZE_WINDOW_S)
     running = sum(worker.running for worker in snapshot.workers)
-    flows = {
-        lane.name: _flow(demand.flows.get(lane.name), lane, _ended(demand.served, snapshot.workers, lane.name), since_s)
-        for lane in snapshot.lanes
-    }
+    flows: dict[str, Flow] = {lane.priority: _flow(demand, lane, snapshot.workers, since_s) for lane in snapshot.lanes}
     demand = replace(demand, flows=flows)
     held = concurrent_demand(snapshot, demand)
     return replace(
@@ -296,7 +294,7 @@ def in_slots(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
     """By lane, jobs that occupy slots. Jobs that workers hold beyond their slots are prefetched and do not count."""
     room = len(snapshot.ready) * demand.capacity + snapshot.elsewhere
     share = min(1.0, room / snapshot.running) if snapshot.running and snapshot.ready and room else 1.0
-    return {lane.name: lane.running * share for lane in snapshot.lanes}
+    return {lane.priority: lane.running * share for lane in snapshot.lanes}
 
 
 def concurrent_demand(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
@@ -306,7 +304,7 @@ def concurrent_demand(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
     """
     run = in_slots(snapshot, demand)
     late = {name: max(0.0, flow.offered - flow.running) for name, flow in demand.flows.items()}
-    return {lane.name: run[lane.name] + min(lane.waiting, late[lane.name]) for lane in snapshot.lanes}
+    return {lane.priority: run[lane.priority] + min(lane.waiting, late[lane.priority]) for lane in snapshot.lanes}
 
 
 def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[Process, ...], lane: str) -> tuple[int, int]:
@@ -327,12 +325,12 @@ def _remembered(
     return {**before, **now} if len(before) < MAX_REMEMBERED else now
 
 
-def _flow(flow: Flow | None, lane: LaneLoad, ended: tuple[int, int], since_s: float) -> Flow:
-    there = lane.running + lane.waiting
+def _flow(demand: Demand, lane: LaneDepth, workers: tuple[Process, ...], since_s: float) -> Flow:
+    flow, there = demand.flows.get(lane.priority), lane.running + lane.waiting
     if flow is None:
         return Flow(lane.added, there=there, running=lane.running, offered=there)
     keep = math.exp(-since_s / SIZE_WINDOW_S)
-    jobs, tokens = ended
+    jobs, tokens = _ended(demand.served, workers, lane.priority)
     rate, came = flow.rate, max(0, lane.added - flow.added)  # fewer than before: the store has lost data
     if since_s > 0:
         share = -math.expm1(-since_s / RATE_WINDOW_S)
@@ -348,7 +346,7 @@ def _flow(flow: Flow | None, lane: LaneLoad, ended: tuple[int, int], since_s: fl
     )
 
 
-def _offered(flow: Flow, lane: LaneLoad, came: int) -> float:
+def _offered(flow: Flow, lane: LaneDepth, came: int) -> float:
     """Assumes that waiting jobs would have ended at the same rate as the running ones."""
     gone = max(0, flow.there + came - lane.running - lane.waiting)
     stay = 1 - min(1.0, gone / flow.running) if flow.running else 1.0
@@ -398,7 +396,7 @@ def _learned(snapshot: Snapshot, known: int | None) -> int | None:
 
 MIN_TARGET_SHARE = 0.1
 """Minimum share of its target that a late lane still gets, so that it asks for at most ten times the workers."""
-RESERVED_FROM = "batch"
+RESERVED_FROM = Priority.BATCH
 """The lane that may not fill the slots which workers reserve."""
 
 
@@ -435,23 +433,23 @@ def wait_s(snapshot: Snapshot, demand: Demand, workers: int) -> dict[str, float]
     """Seconds, by lane, until `workers` workers begin a job put now, after all in its lane and in higher ones. Slots
     that workers reserve from lane batch are not free for it."""
     reserved = workers * sum(worker.reserved for worker in snapshot.ready) / max(1, len(snapshot.ready))
-    waits = {}
+    waits: dict[str, float] = {}
     for lane, size, jobs, tokens, overtaking in _in_order(snapshot, demand):
-        ahead = Ahead(lane.name, jobs + lane.waiting + 1, tokens + lane.waiting * size + size, overtaking, 0.0, "")
-        kept = lane.running + round(reserved) if lane.name == RESERVED_FROM else 0
-        waits[lane.name] = clear_s(ahead, workers, demand, max(snapshot.running, kept))
+        ahead = Ahead(lane.priority, jobs + lane.waiting + 1, tokens + lane.waiting * size + size, overtaking, 0.0, "")
+        kept = lane.running + round(reserved) if lane.priority == RESERVED_FROM else 0
+        waits[lane.priority] = clear_s(ahead, workers, demand, max(snapshot.running, kept))
     return waits
 
 
-def _in_order(snapshot: Snapshot, demand: Demand) -> Iterator[tuple[LaneLoad, float, int, float, float]]:
+def _in_order(snapshot: Snapshot, demand: Demand) -> Iterator[tuple[LaneDepth, float, int, float, float]]:
     """Each lane with the size of its jobs, and of the higher lanes: waiting jobs, their tokens, arriving tokens a
     second."""
     jobs, tokens, overtaking = 0, 0.0, 0.0
     for lane in snapshot.lanes:
-        size = demand.size(lane.name)
+        size = demand.size(lane.priority)
         yield lane, size, jobs, tokens, overtaking
         jobs, tokens = jobs + lane.waiting, tokens + lane.waiting * size
-        overtaking += demand.rate(lane.name) * size
+        overtaking += demand.rate(lane.priority) * size
 
 
 def workers_for(ahead: Ahead, demand: Demand, running: int, max_workers: int) -> int:
@@ -464,18 +462,25 @@ def constraints(snapshot: Snapshot, demand: Demand, limits: ScalingLimits) -> It
     for lane, size, jobs, tokens, overtaking in _in_order(snapshot, demand):
         if lane.waiting:
             whole = jobs + lane.waiting, tokens + lane.waiting * size
-            yield Ahead(lane.name, *whole, overtaking, *_target(lane, demand, limits))
-            for due in lane.due:
-                before = min(due.ahead, lane.waiting - 1) + 1
-                why = f"{before} must be begun within {due.in_s:.0f} s for a deadline"
-                yield Ahead(lane.name, jobs + before, tokens + before * size, overtaking, max(0.0, due.in_s), why)
+            yield Ahead(lane.priority, *whole, overtaking, *_target(lane, demand, limits))
+            for due in snapshot.due:
+                if due.priority is lane.priority:
+                    before, in_s = _up_to(due, lane), due.in_ms / 1000
+                    why = f"{before} must be begun within {in_s:.0f} s for a deadline"
+                    yield Ahead(lane.priority, jobs + before, tokens + before * size, overtaking, in_s, why)
 
 
-def _target(lane: LaneLoad, demand: Demand, limits: ScalingLimits) -> tuple[float, str]:
-    target = limits.targets.get(lane.name, math.inf)
-    waiting = f"{lane.waiting} {lane.name} waiting (oldest {lane.oldest_s:.1f} s)"
+def _up_to(due: WaitingDeadline, lane: LaneDepth) -> int:
+    """Estimated number of jobs of its lane up to this one, if they arrived evenly since the oldest."""
+    younger = min(1.0, due.age_ms / lane.oldest_ms) if lane.oldest_ms else 1.0
+    return min(int(lane.waiting * (1 - younger)), lane.waiting - 1) + 1
+
+
+def _target(lane: LaneDepth, demand: Demand, limits: ScalingLimits) -> tuple[float, str]:
+    target = limits.targets.get(lane.priority, math.inf)
+    waiting = f"{lane.waiting} {lane.priority} waiting (oldest {lane.oldest_s:.1f} s)"
     if target == math.inf:
         return target, waiting
-    if cannot_wait(lane.name, demand, limits):  # too late for these jobs: a new worker only shortens the delay
+    if cannot_wait(lane.priority, demand, limits):  # too late for these jobs: a new worker only shortens the delay
         return demand.cold_s(limits), f"{waiting}, to be begun while one more would start"
     return max(target - lane.oldest_s, MIN_TARGET_SHARE * target), f"{waiting}, to be begun within {target:g} s"

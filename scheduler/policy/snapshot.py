@@ -13,31 +13,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from streaming.fleet.process import Process
-
-
-@dataclass(frozen=True, slots=True)
-class DueJob:
-    """A waiting job with a deadline."""
-
-    in_s: float
-    ahead: int
-    """Jobs of its lane that are ahead of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaneLoad:
-    """One lane, summed over all partitions."""
-
-    name: str
-    waiting: int = 0
-    running: int = 0
-    """Jobs of this lane that workers hold."""
-    oldest_s: float = 0.0
-    """Age of the oldest waiting job; 0 if none waits."""
-    added: int = 0
-    """Jobs ever put here."""
-    due: tuple[DueJob, ...] = ()
-    """The nearest deadlines."""
+from streaming.order import LaneDepth, WaitingDeadline
 
 
 @dataclass(frozen=True)
@@ -45,12 +21,14 @@ class Snapshot:
     """One model's lanes and workers at one moment."""
 
     model: str
-    lanes: tuple[LaneLoad, ...] = ()
+    lanes: tuple[LaneDepth, ...] = ()
     """Highest first."""
     workers: tuple[Process, ...] = ()
     """As each last reported itself."""
     elsewhere: int = 0
     """Jobs that workers of the model's other shapes have reported."""
+    due: tuple[WaitingDeadline, ...] = ()
+    """The nearest deadlines."""
 
     @cached_property
     def waiting(self) -> int:

@@ -31,38 +31,13 @@ from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, Input, ModelCard, Sa
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
 from streaming.keys import kind_of, parse_lane, partition_key
-from streaming.order import COUNTER_SCALE, Priority, patience_ms, units
+from streaming.order import COUNTER_SCALE, LaneDepth, Priority, WaitingDeadline, patience_ms, units
 from streaming.redis.client import Call, ClientUser, Query, RedisClient
 
 MAX_DEADLINES = 32
 """Deadlines read from each partition."""
 MAX_TENANTS = 50
 """Tenants read of each lane of each partition: 5 us each, in which the server does nothing else."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaneDepth:
-    """Counts of one lane of one model, summed over all partitions."""
-
-    model: str
-    priority: Priority
-    waiting: int
-    running: int
-    oldest_ms: int
-    """Age of the job that waits longest; 0 when none waits."""
-    added: int = 0
-    """Jobs ever put here; 0 on a server that does not count them."""
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingDeadline:
-    """A waiting job with a deadline."""
-
-    model: str
-    priority: Priority
-    in_ms: int
-    """Until it expires."""
-    age_ms: int
 
 
 @dataclass(frozen=True, slots=True)

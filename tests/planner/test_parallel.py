@@ -10,9 +10,9 @@ import pytest
 from planner import search
 from planner.facts.catalogue import ModelShape, PlanError, device, model
 from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
-from planner.roofline import all_reduce_s, decode
+from planner.roofline import SLACK_BYTES, all_reduce_s, decode
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
-from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
+from planner.simulator.queues import ModelWorker, Simulation, TextQueue, by_arrival
 
 LLAMA, MIXTRAL, H200 = model("llama-3.1-70b"), model("mixtral-8x7b"), device("h200")
 
@@ -58,9 +58,9 @@ def test_attention_dp_holds_its_matrices_whole_and_each_cache_once() -> None:
     more = 2 * LLAMA.layers * LLAMA.attention_weights * 3 / 4
     assert apart.weight_bytes - shared.weight_bytes == pytest.approx(more)
     # Four GPUs with all heads of their own requests hold as many tokens as four with a quarter of the heads of all.
-    room = H200.memory_bytes - search.WORKSPACE_BYTES - apart.weight_bytes
+    room = H200.memory_bytes - SLACK_BYTES - apart.weight_bytes
     assert apart.kv_tokens == pytest.approx(4 * room / LLAMA.kv_token_bytes(), rel=1e-5)
-    room = H200.memory_bytes - search.WORKSPACE_BYTES - shared.weight_bytes
+    room = H200.memory_bytes - SLACK_BYTES - shared.weight_bytes
     assert shared.kv_tokens == pytest.approx(4 * room / LLAMA.kv_token_bytes(), rel=1e-5)
 
 
@@ -112,7 +112,7 @@ def test_every_text_gets_all_its_tokens_and_the_cache_holds_them() -> None:
     texts = search.requests(RequestLengths(100, 400), 120, math.inf)
     shape = EngineShape(OPT.kv_tokens, 256, 8192, costs=search.StepMeter(OPT))
     worker, held = ModelWorker(ModelEngine(shape), Greedy()), []
-    Simulation(SortedQueue(by_arrival), [worker], lambda *_: held.append(worker.engine.held)).run(texts)
+    Simulation(TextQueue(by_arrival), [worker], lambda *_: held.append(worker.engine.held)).run(texts)
     assert all(text.generated == text.output == 400 for text in texts)
     assert max(held) <= OPT.kv_tokens and sum(text.evictions for text in texts) > 0
 
@@ -139,10 +139,8 @@ def test_a_meter_interpolates_steps_exactly() -> None:
     for texts, held, prefilled in ((3, 2000, 0), (3, 9000, 0), (4, 2000, 512)):
         assert meter.step_s(texts, held, prefilled) == pytest.approx(OPT.step(texts, held, prefilled).seconds)
     steps = [OPT.step(3, 2000, 0), OPT.step(3, 9000, 0), OPT.step(4, 2000, 512)]
-    assert meter.busy_s == pytest.approx(sum(step.seconds for step in steps))
-    assert meter.flops == pytest.approx(sum(step.flops for step in steps))
-    assert meter.bytes == pytest.approx(sum(step.bytes for step in steps))
-    assert meter.joules == pytest.approx(sum(OPT.watts(step) * step.seconds for step in steps))
+    assert meter.done[:3] == pytest.approx([sum(each) for each in zip(*(step[:3] for step in steps), strict=True)])
+    assert meter.done.joules == pytest.approx(sum(OPT.watts(step) * step.seconds for step in steps))
 
 
 def test_an_idle_fleet_draws_its_idle_power() -> None:

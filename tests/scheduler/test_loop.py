@@ -15,20 +15,19 @@ from redis import Redis
 from worker_report import a_worker
 
 from scheduler.loop import Loop, holder_of, look
-from scheduler.policy.snapshot import DueJob, ScalingLimits, Shape
+from scheduler.policy.demand import Demand, constraints
+from scheduler.policy.snapshot import ScalingLimits, Shape
 from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable
 from streaming.fleet.plans import LEADER, Overrides, Plan, Plans, claim_lead
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
-from streaming.jobs import places as backlog
 from streaming.jobs.codec import Control, Cordon, Hold, decode_control, encode
 from streaming.jobs.lease import Lease
-from streaming.jobs.places import LaneDepth
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept
 from streaming.keys import channel, fleet_key
-from streaming.order import Priority
+from streaming.order import LaneDepth, Priority, WaitingDeadline
 from streaming.redis.client import Call, RedisClient
 from telemetry.metrics import Metrics
 
@@ -400,11 +399,14 @@ def test_a_deadline_belongs_to_the_jobs_own_lane_and_model() -> None:
         LaneDepth("other", Priority.STANDARD, 8, 0, 60_000),
     ]
     due = [
-        backlog.WaitingDeadline("m", Priority.STANDARD, 20_000, 30_000),
-        backlog.WaitingDeadline("m", Priority.INTERACTIVE, 5_000, 10_000),
-        backlog.WaitingDeadline("other", Priority.STANDARD, 1_000, 0),
+        WaitingDeadline("m", Priority.STANDARD, 20_000, 30_000),
+        WaitingDeadline("m", Priority.INTERACTIVE, 5_000, 10_000),
+        WaitingDeadline("other", Priority.STANDARD, 1_000, 0),
     ]
-    interactive, standard = look("m", lanes, (), due).lanes
-    assert (interactive.name, interactive.due) == ("interactive", (DueJob(5.0, 0),))
-    assert (standard.name, standard.due) == ("standard", (DueJob(20.0, 20),))
-    assert (standard.waiting, standard.running, standard.oldest_s) == (40, 2, 60.0)
+    seen = look("m", lanes, (), due)
+    assert (seen.lanes, seen.due) == (tuple(lanes[:2]), tuple(due[:2]))
+    found = [each for each in constraints(seen, Demand(), ScalingLimits()) if "for a deadline" in each.why]
+    assert [(each.lane, each.jobs, each.within_s) for each in found] == [
+        ("interactive", 1, 5.0),
+        ("standard", 25, 20.0),
+    ]

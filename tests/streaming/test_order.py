@@ -8,20 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming.order import (
-    BOOST_MS,
-    FLOOR,
-    PATIENCE_MS,
+from bench.order.rule import (
     LaneQueue,
-    Priority,
     RequeuedJob,
     Turn,
     WaitingJob,
     credits_after,
     next_job,
-    patience_ms,
     virtual_time,
 )
+from streaming.order import BOOST_MS, FLOOR, PATIENCE_MS, Priority, patience_ms
 
 HIGH, MIDDLE, LOW = Priority
 

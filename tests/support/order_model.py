@@ -6,23 +6,20 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streaming.jobs.places import Cost
-from streaming.keys import partition_key
-from streaming.order import (
-    MAX_DROPPED,
-    PATIENCE_MS,
+from bench.order.rule import (
     LaneQueue,
     Pick,
-    Priority,
     RequeuedJob,
     WaitingJob,
     charge,
     credits_after,
     is_owed,
     next_job,
-    units,
     virtual_time,
 )
+from streaming.jobs.places import Cost
+from streaming.keys import partition_key
+from streaming.order import MAX_DROPPED, PATIENCE_MS, Priority, units
 
 
 @dataclass

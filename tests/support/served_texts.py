@@ -11,7 +11,7 @@ from random import Random
 
 from planner.fit import DecodeRegime, EngineFit, FittedTimes, ServedText
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
-from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
+from planner.simulator.queues import ModelWorker, Simulation, TextQueue, by_arrival
 
 REGIME = DecodeRegime(0.012, 2e-7, 4e-4)
 TRUTH = FittedTimes((0.004, 5e-5, 2e-9), REGIME, REGIME)
@@ -33,7 +33,7 @@ def served_texts(
             texts.append(ModelText(random.randint(10, 1500), random.randint(2, 150), 256, at_s))
         at_s += 60
     engine = ModelEngine(replace(LIMITS, costs=TRUTH))
-    Simulation(SortedQueue(by_arrival), [ModelWorker(engine, Greedy())]).run(texts)
+    Simulation(TextQueue(by_arrival), [ModelWorker(engine, Greedy())]).run(texts)
     return tuple(_served(text, 1 + noise * random.random()) for text in texts)
 
 

@@ -7,10 +7,10 @@ from random import Random
 import pytest
 
 from bench.order.replay import CONTENDERS, FIFO, LANES, OURS, VLLM, arrivals, is_in_time, ran
+from bench.order.rule import LaneQueue, PenstockQueue, WaitingJob, credits_after, next_job
 from planner.simulator.engine import EngineShape, ModelText
 from planner.simulator.queues import LANES as ALL
-from planner.simulator.queues import PenstockQueue
-from streaming.order import LaneQueue, Priority, WaitingJob, credits_after, next_job
+from streaming.order import Priority
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,10 @@ from random import Random
 import pytest
 
 from bench.order.gate import NoEvictEngine
+from bench.order.rule import PenstockQueue
 from planner.simulator import queues
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText, StepCosts
+from streaming.order import Priority
 
 COSTS = StepCosts(fixed_s=1.0, text_s=0.1, held_s=0.001, prefill_s=0.01)
 
@@ -121,7 +123,27 @@ def simulated(queue: queues.TextQueue, workers: list[queues.ModelWorker], texts:
 def test_texts_take_their_tokens_in_turn() -> None:
     """The second of the first two comes when the step of the first has begun; the others wait for a slot."""
     texts = [text(1.0, 5), text(1.0, 8), text(2.0, 3), text(3.0, 3)]
-    assert simulated(queues.SortedQueue(queues.by_arrival), [greedy(ENGINE)], texts) == [6.0, 10.0, 9.0, 12.0]
+    assert simulated(queues.TextQueue(queues.by_arrival), [greedy(ENGINE)], texts) == [6.0, 10.0, 9.0, 12.0]
+
+
+def test_a_queue_skips_lanes_and_tenants_but_not_what_was_put_back() -> None:
+    queue = queues.TextQueue(queues.by_lane)
+    chat, flood, light, line = (
+        ModelText(1, 1, 1, at_s, lane, tenant)
+        for at_s, lane, tenant in (
+            (4.0, "interactive", "a"),
+            (1.0, "batch", "a"),
+            (2.0, "batch", "b"),
+            (3.0, "batch", "a"),
+        )
+    )
+    for each in (flood, light, line, chat):
+        queue.put(each, 4.0)
+    batch = (Priority.BATCH,)
+    assert queue.take(4.0, batch) is flood
+    queue.put_back(flood)
+    assert [queue.take(4.0, batch, ("a",)) for _ in range(3)] == [flood, light, None]
+    assert [queue.take(4.0, queues.LANES) for _ in range(3)] == [chat, line, None] and not len(queue)
 
 
 def made(seed: int, count: int = 400) -> list[ModelText]:
@@ -137,14 +159,15 @@ def made(seed: int, count: int = 400) -> list[ModelText]:
 def test_one_worker_ends_every_text_at_the_time_of_both_simulations() -> None:
     shape = EngineShape(3000, 8, costs=StepCosts(0.006, 0.0003, 2e-6, 0.00005))
     pool, single = made(1), made(1)
-    ended = simulated(queues.SortedQueue(queues.by_arrival), [greedy(shape)], pool)
-    queues.Simulation(queues.SortedQueue(queues.by_arrival), [greedy(shape)]).run(single)
+    ended = simulated(queues.TextQueue(queues.by_arrival), [greedy(shape)], pool)
+    queues.Simulation(queues.TextQueue(queues.by_arrival), [greedy(shape)]).run(single)
     assert ended == pytest.approx([each.ended_s for each in single], abs=0.05)
 
 
-def test_every_text_ends_with_the_workers_and_the_order_of_the_product() -> None:
-    """All tokens, and nobody waits for ever."""
-    queue, texts = queues.PenstockQueue(), made(4, 1500)
+@pytest.mark.parametrize("queue", [PenstockQueue(), queues.TextQueue(queues.by_lane)])
+def test_every_text_ends_with_the_workers_of_the_product(queue: queues.TextQueue) -> None:
+    """All tokens, and nobody waits for ever, in the order of the product and by lanes alone."""
+    texts = made(4, 1500)
     workers: list[queues.ModelWorker] = [
         queues.PenstockWorker(ModelEngine(EngineShape(4000, 8)), Random(3)) for _ in range(3)
     ]

@@ -9,13 +9,15 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lane_depth import a_lane
 from msgspec import structs
 from worker_report import a_worker
 
 from scheduler.policy.decide import SMALL_STEP_HOLDOFF_S, PolicyState, PoolPlan, decide_pool
 from scheduler.policy.demand import MIN_QUEUED_S, RATE_WINDOW_S, Demand, Flow
-from scheduler.policy.snapshot import TARGETS, DueJob, LaneLoad, ScalingLimits, Snapshot
+from scheduler.policy.snapshot import TARGETS, ScalingLimits, Snapshot
 from streaming.fleet.process import Process, Prospect, Served
+from streaming.order import LaneDepth, Priority, WaitingDeadline
 
 pytestmark = pytest.mark.slow
 
@@ -39,14 +41,22 @@ def limits(draw: st.DrawFn) -> ScalingLimits:
 
 
 @st.composite
-def lanes(draw: st.DrawFn) -> tuple[LaneLoad, ...]:
+def lanes(draw: st.DrawFn) -> tuple[LaneDepth, ...]:
     found = []
     for name in LANES:
         waiting = draw(counts)
         age = draw(st.floats(0, 3 * MIN_QUEUED_S)) if waiting else 0.0
-        due = (DueJob(draw(st.floats(0, 100)), draw(st.integers(0, 400))),) if waiting and draw(st.booleans()) else ()
-        found.append(LaneLoad(name, waiting, draw(counts), age, draw(st.integers(0, 10_000)), due))
+        found.append(a_lane(name, waiting, draw(counts), age, draw(st.integers(0, 10_000))))
     return tuple(found)
+
+
+DEADLINES = st.builds(
+    WaitingDeadline,
+    st.just("m"),
+    st.sampled_from(Priority),
+    st.integers(0, 100_000),
+    st.integers(0, int(3000 * MIN_QUEUED_S)),
+)
 
 
 @st.composite
@@ -63,7 +73,7 @@ def workers(draw: st.DrawFn) -> tuple[Process, ...]:
     )  # fmt: skip
 
 
-snapshots = st.builds(Snapshot, st.just("m"), lanes(), workers())
+snapshots = st.builds(Snapshot, st.just("m"), lanes(), workers(), due=st.lists(DEADLINES, max_size=3).map(tuple))
 
 
 @st.composite
@@ -80,7 +90,7 @@ def states(draw: st.DrawFn) -> PolicyState | None:
 def seen(waiting: int = 0, oldest_s: float = 0.0, running: int = 0, ready: int = 1, slots: int = 4) -> Snapshot:
     """Standard jobs, and workers that each hold as many as the others."""
     each = min(slots, running // ready) if ready else 0
-    lane = LaneLoad("standard", waiting, running, oldest_s)
+    lane = a_lane("standard", waiting, running, oldest_s)
     return Snapshot("m", (lane,), tuple(a_worker(f"w{n}", "ready", slots, each) for n in range(ready)))
 
 
@@ -114,7 +124,7 @@ def test_more_backlog_never_wants_fewer(
     snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None, later: float, more: int, where: str
 ) -> None:
     """With all else equal, more waiting jobs never lead to fewer workers."""
-    heavier = tuple(replace(x, waiting=x.waiting + more * (x.name == where)) for x in snapshot.lanes)
+    heavier = tuple(replace(x, waiting=x.waiting + more * (x.priority == where)) for x in snapshot.lanes)
     want = decide_pool(replace(snapshot, lanes=heavier), limits, state, 1000.0 + later).want
     assert want >= decide_pool(snapshot, limits, state, 1000.0 + later).want
 
@@ -123,7 +133,7 @@ def test_more_backlog_never_wants_fewer(
 def test_constant_input_settles(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None) -> None:
     """Seeing the same again and again, the number of workers goes one way and then stays, once arrivals and peaks of
     before are forgotten."""
-    snapshot = replace(snapshot, lanes=tuple(replace(lane, due=()) for lane in snapshot.lanes))
+    snapshot = replace(snapshot, due=())
     plans = follow(state, limits, [(1000.0 + 600.0 * tick, snapshot) for tick in range(30)])
     wants = [plan.want for plan in plans[10:]]
     steps = [after - before for before, after in pairwise(wants) if after != before]
@@ -178,12 +188,12 @@ def test_noise_moves_the_number_at_most_twice_in_an_hour(chance: Random, slots: 
     assert all(third - first >= SMALL_STEP_HOLDOFF_S for first, third in zip(turns, turns[2:], strict=False))
 
 
-def batch_of_ten_seconds(waiting: int, *due: DueJob) -> PoolPlan:
+def batch_of_ten_seconds(waiting: int, *due: WaitingDeadline) -> PoolPlan:
     """One worker of four slots, in which four batch jobs of 1,000 tokens have just ended after ten seconds."""
     served, later = ({"batch": Served(jobs, jobs * 1000)} for jobs in (100, 104))
-    before = Snapshot("m", (LaneLoad("batch"),), (a_worker("w", slots=4, running=4, served=served),))
-    lane = LaneLoad("batch", waiting, 4, 60.0, due=due)
-    now = Snapshot("m", (lane,), (a_worker("w", slots=4, running=4, served=later),))
+    before = Snapshot("m", (a_lane("batch"),), (a_worker("w", slots=4, running=4, served=served),))
+    lane = a_lane("batch", waiting, 4, 60.0)
+    now = Snapshot("m", (lane,), (a_worker("w", slots=4, running=4, served=later),), due=due)
     return decide_pool(now, LIMITS, decide_pool(before, LIMITS, None, 0.0).state, 10.0)
 
 
@@ -196,7 +206,7 @@ def test_jobs_that_can_wait_are_fitted_into_the_slots_there_are() -> None:
 
 def test_a_near_deadline_is_met_by_more_workers() -> None:
     """The same backlog with a job at its end that is due in 30 s: as many workers as begin all before it by then."""
-    plan = batch_of_ten_seconds(35, DueJob(30.0, 34))
+    plan = batch_of_ten_seconds(35, WaitingDeadline("m", Priority.BATCH, 30_000, 1000))
     assert plan.want == 3
     assert plan.reason == "35 must be begun within 30 s for a deadline: 3 workers do that"
 
@@ -207,7 +217,7 @@ def test_a_rush_is_expected_where_there_was_one() -> None:
     Eight jobs at once, sixteen for a minute every 90 minutes; a worker of five slots takes a minute to start.
     """
     limits = ScalingLimits(0, 20, cold_start_s=60.0, cover=1.0)
-    lane = LaneLoad("interactive")
+    lane = a_lane("interactive")
 
     def at(now: float, *, rushes: bool) -> tuple[float, Snapshot]:
         jobs = 16 if rushes and now % 5400 >= 5340 else 8
@@ -259,7 +269,7 @@ def test_work_that_cannot_be_attributed_keeps_every_worker() -> None:
 def test_a_full_cache_limits_what_a_worker_takes() -> None:
     """Three jobs that take half of the cache of a worker with 64 slots: it runs five, not 64."""
     worker = a_worker("w", slots=64, running=3, kv_tokens=8000, kv_used=4000)
-    plan = decide_pool(Snapshot("m", (LaneLoad("standard", 9, 3, 0.1),), (worker,)), LIMITS, PolicyState(1), 0.0)
+    plan = decide_pool(Snapshot("m", (a_lane("standard", 9, 3, 0.1),), (worker,)), LIMITS, PolicyState(1), 0.0)
     assert plan.state.demand.capacity == 5
     assert plan.want == 3, "12 jobs, 5 to a worker"
 
@@ -307,7 +317,7 @@ def test_what_has_faded_for_days_is_not_known_any_more() -> None:
 
 def test_what_comes_between_two_looks_at_nearly_the_same_time_is_a_rate() -> None:
     """However near they are."""
-    first, then = (Snapshot("m", (LaneLoad("standard", 0, 0, 0.0, added),), ()) for added in (0, 60))
+    first, then = (Snapshot("m", (a_lane("standard", 0, 0, 0.0, added),), ()) for added in (0, 60))
     for apart in (1e-308, 1e-12, 1e-3):
         state = decide_pool(first, ScalingLimits(0, 1), None, 0.0).state
         rate = decide_pool(then, ScalingLimits(0, 1), state, apart).state.demand.rate("standard")

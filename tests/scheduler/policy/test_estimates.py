@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lane_depth import a_lane
 from worker_report import a_worker
 
 from scheduler.policy.decide import _prospects
@@ -31,8 +32,9 @@ from scheduler.policy.demand import (
     with_peak,
     workers_for,
 )
-from scheduler.policy.snapshot import DueJob, LaneLoad, ScalingLimits, Snapshot
+from scheduler.policy.snapshot import ScalingLimits, Snapshot
 from streaming.fleet.process import Process, Prospect, Served
+from streaming.order import Priority, WaitingDeadline
 
 LIMITS = ScalingLimits(0, 8)
 KNOWN = Demand(slots=4, held_s=10.0, flows={"standard": Flow(jobs=10, tokens=1000.0)})
@@ -48,9 +50,9 @@ def looked_at(*looks: tuple[float, Snapshot]) -> Demand:
 
 def test_arrivals_are_counted_between_looks() -> None:
     """Two jobs a second for ten minutes are two a second; what was there before the first look is not counted."""
-    looks = [(float(now), Snapshot("m", (LaneLoad("standard", added=500 + 2 * now),))) for now in range(600)]
+    looks = [(float(now), Snapshot("m", (a_lane("standard", added=500 + 2 * now),))) for now in range(600)]
     assert looked_at(*looks).rate("standard") == pytest.approx(2, rel=0.01)
-    lost = (601.0, Snapshot("m", (LaneLoad("standard", added=3),)))
+    lost = (601.0, Snapshot("m", (a_lane("standard", added=3),)))
     assert 1.9 < looked_at(*looks, lost).rate("standard") < 2, "a store that lost data has not given negative arrivals"
 
 
@@ -60,7 +62,7 @@ def test_a_slots_pace_and_a_jobs_size_are_measured() -> None:
     def worker(now: int) -> Process:
         return a_worker("w", slots=4, running=3, served={"standard": Served(now, 300 * now)})
 
-    looks = [(float(now), Snapshot("m", (LaneLoad("standard"),), (worker(now),))) for now in range(300)]
+    looks = [(float(now), Snapshot("m", (a_lane("standard"),), (worker(now),))) for now in range(300)]
     demand = looked_at(*looks)
     assert demand.pace == pytest.approx(100, rel=0.01)
     assert demand.size("standard") == pytest.approx(300)
@@ -69,8 +71,8 @@ def test_a_slots_pace_and_a_jobs_size_are_measured() -> None:
 
 def test_a_worker_that_was_not_seen_for_a_moment_counts_once() -> None:
     """Its counters are remembered."""
-    here = Snapshot("m", (LaneLoad("standard"),), (a_worker("w", slots=4, served={"standard": Served(50, 500)}),))
-    away = Snapshot("m", (LaneLoad("standard"),))
+    here = Snapshot("m", (a_lane("standard"),), (a_worker("w", slots=4, served={"standard": Served(50, 500)}),))
+    away = Snapshot("m", (a_lane("standard"),))
     demand = looked_at((0.0, here), (1.0, away), (2.0, here))
     assert demand.flows["standard"].jobs == 0
 
@@ -81,7 +83,7 @@ def test_a_queue_asks_for_no_more_room_than_its_jobs_would_have_taken() -> None:
     limits, demand, waiting, added = ScalingLimits(1, 9), Demand(), 0, 0
     worker = a_worker("w", slots=4, running=4)
     for tick in range(21):
-        look = Snapshot("m", (LaneLoad("interactive", waiting, 4, 0.0, added),), (worker,))
+        look = Snapshot("m", (a_lane("interactive", waiting, 4, 0.0, added),), (worker,))
         demand = learn(demand, look, limits, 5.0 * tick)
         waiting, added = waiting + 3, added + 5  # two have ended
     assert look.waiting == 60
@@ -96,7 +98,7 @@ def test_a_queue_asks_for_no_more_room_than_its_jobs_would_have_taken() -> None:
 def test_a_rush_of_a_lane_counts_the_lanes_above_it() -> None:
     """Room for standard is what interactive leaves: three jobs and two are a peak of five."""
     limits = ScalingLimits(0, 8, targets={"interactive": 1.0, "standard": 1.0})
-    lanes = (LaneLoad("interactive", 0, 3), LaneLoad("standard", 0, 2))
+    lanes = (a_lane("interactive", 0, 3), a_lane("standard", 0, 2))
     demand = learn(Demand(slots=8), Snapshot("m", lanes, (a_worker("w", slots=8, running=5),)), limits, 0.0)
     assert {lane: rush.usual for lane, rush in demand.rushes.items()} == {"interactive": 3, "standard": 5}
 
@@ -190,7 +192,7 @@ def test_more_workers_never_clear_later(jobs: int, within_s: float, overtaking: 
 
 def test_a_job_put_now_waits_for_everything_above_it() -> None:
     """And an empty lane of a busy model for the next free slot."""
-    lanes = (LaneLoad("interactive"), LaneLoad("standard", 39, 8))
+    lanes = (a_lane("interactive"), a_lane("standard", 39, 8))
     snapshot = Snapshot("m", lanes, (a_worker("v", slots=4, running=4), a_worker("w", slots=4, running=4)))
     waits = wait_s(snapshot, KNOWN, 2)
     assert waits == {"interactive": 100 / 800, "standard": 4000 / 800}
@@ -201,10 +203,10 @@ def test_slots_that_are_reserved_from_lane_batch_are_not_free_for_it() -> None:
     what is free in both counts."""
     demand = Demand(slots=4, held_s=10.0, flows={"batch": Flow(jobs=10, tokens=1000.0)})
     for running, waits in ((3, {"standard": 0.0, "batch": 100 / 400}), (2, {"standard": 0.0, "batch": 0.0})):
-        lanes = (LaneLoad("standard"), LaneLoad("batch", 0, running))
+        lanes = (a_lane("standard"), a_lane("batch", 0, running))
         worker = a_worker("w", slots=4, running=running, reserved=1)
         assert wait_s(Snapshot("m", lanes, (worker,)), demand, 1) == waits
-    lanes = (LaneLoad("standard", 0, 2), LaneLoad("batch", 0, 1))
+    lanes = (a_lane("standard", 0, 2), a_lane("batch", 0, 1))
     worker = a_worker("w", slots=4, running=3, reserved=1)
     assert wait_s(Snapshot("m", lanes, (worker,)), demand, 1)["batch"] == 0.0, "the fourth is free for anyone"
 
@@ -214,8 +216,9 @@ def test_each_lanes_jobs_are_of_its_own_size() -> None:
     be done within the target of each, and before a deadline."""
     flows = {"standard": Flow(jobs=10, tokens=1000.0), "batch": Flow(jobs=10, tokens=9000.0)}
     demand = Demand(slots=4, held_s=100.0, flows=flows)
-    lanes = (LaneLoad("standard", 10, 4), LaneLoad("batch", 10, 0, due=(DueJob(60.0, 4),)))
-    snapshot = Snapshot("m", lanes, (a_worker("w", slots=4, running=4),))
+    lanes = (a_lane("standard", 10, 4), a_lane("batch", 10, 0, 10.0))
+    due = (WaitingDeadline("m", Priority.BATCH, 60_000, 6000),)
+    snapshot = Snapshot("m", lanes, (a_worker("w", slots=4, running=4),), due=due)
     assert wait_s(snapshot, demand, 1) == {"standard": 11 * 100 / 400, "batch": (10 * 100 + 11 * 900) / 400}
     tokens = [(ahead.lane, ahead.jobs, ahead.tokens) for ahead in constraints(snapshot, demand, LIMITS)]
     assert tokens == [("standard", 10, 1000), ("batch", 20, 10_000), ("batch", 15, 5500)]
@@ -224,7 +227,7 @@ def test_each_lanes_jobs_are_of_its_own_size() -> None:
 @pytest.mark.parametrize(("oldest_s", "within_s"), [(0.0, 120.0), (50.0, 70.0), (115.0, 12.0), (500.0, 12.0)])
 def test_what_a_job_has_waited_is_taken_from_its_target(oldest_s: float, within_s: float) -> None:
     """A late lane still gets a tenth of its target, so that it does not ask for any number of workers."""
-    snapshot = Snapshot("m", (LaneLoad("standard", 10, 4, oldest_s),), (a_worker("w", slots=4, running=4),))
+    snapshot = Snapshot("m", (a_lane("standard", 10, 4, oldest_s),), (a_worker("w", slots=4, running=4),))
     limits = replace(LIMITS, targets={"standard": 120.0})
     assert [ahead.within_s for ahead in constraints(snapshot, KNOWN, limits)] == [within_s]
 
@@ -232,7 +235,7 @@ def test_what_a_job_has_waited_is_taken_from_its_target(oldest_s: float, within_
 def test_a_lane_that_busy_ones_leave_only_the_floor_has_a_finite_wait() -> None:
     """It gets a twentieth of the work, so each of its jobs takes twenty times as long, behind the start of a worker.
     Without a pace only the start is known."""
-    lanes = (LaneLoad("interactive"), LaneLoad("standard", 3, 4))
+    lanes = (a_lane("interactive"), a_lane("standard", 3, 4))
     snapshot = Snapshot("m", lanes, (a_worker("w", slots=4, running=4),))
     busy = replace(KNOWN, flows={"interactive": Flow(rate=9.0), **KNOWN.flows})
     for demand, shown in ((busy, Prospect(5.0 + 4 * 20 * 0.25, 5.0, 3)), (Demand(slots=4), Prospect(5.0, 0.0, 3))):

@@ -7,10 +7,11 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lane_depth import a_lane
 from worker_report import a_worker
 
 from scheduler.policy.decide import PolicyState, Switch, SwitchDecision, decide, decide_pool
-from scheduler.policy.snapshot import LaneLoad, ScalingLimits, Shape, Snapshot, takers
+from scheduler.policy.snapshot import ScalingLimits, Shape, Snapshot, takers
 from streaming.fleet.process import Served
 
 NAMES = ("wide", "narrow")
@@ -84,7 +85,7 @@ class Plant:
                 state = "ready" if age >= START_TICKS else "starting"
                 served = {"interactive": Served(10 * age, 1000 * age)}
                 workers.append(a_worker(f"{shape}{number}", state, SLOTS[shape], runs, served=served, shape=shape))
-        lane = LaneLoad("interactive", left, jobs - left, 0.5 if left else 0.0, int(10 * self.now))
+        lane = a_lane("interactive", left, jobs - left, 0.5 if left else 0.0, int(10 * self.now))
         return Snapshot("m", (lane,), tuple(workers))
 
 
@@ -147,7 +148,7 @@ def test_pinned_counts_for_the_shape_with_the_jobs_and_paused_changes_nothing() 
 def test_what_a_held_shape_does_not_take_says_nothing_of_it() -> None:
     """Narrow leaves jobs that wait long to wide: it is not taken for a shape that can hold only what it has left."""
     state = Switch({"narrow": PolicyState(2)}, takes=("wide",))
-    waiting = LaneLoad("standard", 9, 17, 30.0)
+    waiting = a_lane("standard", 9, 17, 30.0)
     workers = (a_worker("w", "ready", 16, 16, shape="wide"), a_worker("n", "ready", 8, 1, shape="narrow"))
     decision = decide(Snapshot("m", (waiting,), workers), LIMITS, state, 0.0)
     assert decision.pools["narrow"].state.demand.learned is None
@@ -158,7 +159,7 @@ def test_what_a_held_shape_does_not_take_says_nothing_of_it() -> None:
 def test_a_model_of_one_pool_is_decided_on_as_ever(waiting: int, running: int, ready: int, age: float) -> None:
     """Its decision is the policy's own, word for word."""
     workers = tuple(a_worker(f"w{number}", slots=8, running=running // max(1, ready)) for number in range(ready))
-    snapshot = Snapshot("m", (LaneLoad("standard", waiting, running, age if waiting else 0.0),), workers)
+    snapshot = Snapshot("m", (a_lane("standard", waiting, running, age if waiting else 0.0),), workers)
     limits = ScalingLimits(0, 9)
     one, state = decide(snapshot, limits, None, 1.0), None
     for now in (1.0, 2.0, 40.0):

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 from order_model import OrderModel
 from redis import Redis
 
+from bench.order.rule import Turn, WaitingJob
 from penstock.engine import Sampling
 from streaming.ids import new_job_id
 from streaming.jobs.codec import Terminal, Usage
@@ -38,7 +39,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
-from streaming.order import BOOST_MS, Priority, Turn, WaitingJob
+from streaming.order import BOOST_MS, Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

@@ -17,12 +17,12 @@ from streaming.jobs import places
 from streaming.jobs.codec import encode
 from streaming.jobs.job import Endpoint, Job, Text
 from streaming.jobs.lease import Claim, Lease
-from streaming.jobs.places import Backlog, LaneDepth, backlog_of
+from streaming.jobs.places import Backlog, backlog_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import REASONS, JobRecord, parse_record
 from streaming.keys import partition_key
-from streaming.order import Priority
+from streaming.order import LaneDepth, Priority
 from streaming.redis.client import RedisClient
 
 
