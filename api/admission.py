@@ -395,14 +395,9 @@ async def _put(
         raise errors.queue_full(error.waiting, error.own, *services.waits.retry(job, error.waiting)) from None
     except store.NoCapacity:
         raise late or errors.no_capacity(*services.waits.retry(job)) from None
-    except store.Unavailable:
-        if key:  # the put may have succeeded: the client's retry finds the job
-            raise errors.acceptance_unknown() from None
-        # Without a key no client could find it.
-        services.spawn(withdraw(partial(services.queue.cancel, job.id, CancelledBy.NOT_ACCEPTED)))
-        raise errors.not_accepted() from None
-    except asyncio.CancelledError:  # drain_s is over
-        raise errors.put_cut_off() from None
+    except (store.Unavailable, asyncio.CancelledError) as error:
+        cancel = partial(services.queue.cancel, job.id, CancelledBy.NOT_ACCEPTED)
+        raise unanswered(services, error, key, cancel) from None
 
 
 async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffer:
@@ -423,6 +418,17 @@ async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffe
         services.relay.close(buffer)
         raise
     return buffer
+
+
+def unanswered(services: Services, error: BaseException, key: str, cancel: Callable[[], Awaitable[object]]) -> ApiError:
+    """Return the answer to a request whose put was not answered and may have succeeded. `error`: Unavailable, or that
+    this process stops; `key`: the idempotency key of the request; `cancel` takes back what was put."""
+    if isinstance(error, asyncio.CancelledError):  # drain_s is over
+        return errors.put_cut_off()
+    if key:  # the client's retry finds what was put
+        return errors.acceptance_unknown()
+    services.spawn(withdraw(cancel))  # without a key no client could find it
+    return errors.not_accepted()
 
 
 async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:

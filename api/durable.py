@@ -145,8 +145,7 @@ class _StoredLog:
                 return cls(services, record, history.rows, history.sections)
         if record.newer or was_cut_short(record):  # its tokens could not be read
             raise from_failure(NEWER)
-        if record.rowless:
-            record = await reader.ended(job_id)
+        record = await reader.with_rows(record)
         assert record.terminal is not None
         return cls(services, record, record.terminal.rows, record.terminal.sections)
 

@@ -116,7 +116,7 @@ PARTS = (
 """Consecutive intervals, whose sum is the end-to-end time. What retries cost after the first token is moved from decode
 to retries, which then stand behind prefill if that is most of their cost."""
 
-_NAMES = tuple([part.name for part in PARTS])
+PART_NAMES = tuple([part.name for part in PARTS])
 
 NOT_REACHED = "no worker got so far"
 """The reason of a part that a job did not come to."""
@@ -146,7 +146,7 @@ def _lengths(times: Sequence[int]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     since = times[0]
-    for name, end in zip(_NAMES, times[1:], strict=False):
+    for name, end in zip(PART_NAMES, times[1:], strict=False):
         if end:
             if since:
                 found[name] = end - since
@@ -212,10 +212,10 @@ def split(stamps: Stamps, *, over: bool, unsent: str = "no answer was sent") -> 
     ends = {part.name: at[part.ends] for part in PARTS}
     cut = over and not stamps.last_token
     if cut:
-        reached = [number for number, name in enumerate(_NAMES[:-1]) if ends[name]]
-        ends[_NAMES[max(reached, default=-1) + 1]] = stamps.ended
+        reached = [number for number, name in enumerate(PART_NAMES[:-1]) if ends[name]]
+        ends[PART_NAMES[max(reached, default=-1) + 1]] = stamps.ended
     known = _lengths((stamps.received, *ends.values()))
-    parts: dict[str, int | None] = {name: known.get(name) for name in _NAMES}
+    parts: dict[str, int | None] = {name: known.get(name) for name in PART_NAMES}
     reasons = _reasons(known, ends, cut=cut, unsent=unsent if over else "not yet")
     first, end = stamps.first_token, ends["decode"]
     if stamps.kept is not None and first and end:
@@ -236,7 +236,7 @@ def split(stamps: Stamps, *, over: bool, unsent: str = "no answer was sent") -> 
 def _reasons(known: Mapping[str, int], ends: Mapping[str, int], *, cut: bool, unsent: str) -> dict[str, str]:
     """Why each part of unknown length has none. `cut`: the job ended early."""
     reasons, later = dict[str, str](), ""
-    for name in reversed(_NAMES):
+    for name in reversed(PART_NAMES):
         if name in known:
             later = name
         elif ends[name]:
@@ -244,7 +244,7 @@ def _reasons(known: Mapping[str, int], ends: Mapping[str, int], *, cut: bool, un
         elif later:
             reasons[name] = "the job ended before" if cut else f"not told apart from {later}"
         else:  # of a job that ended early the answer alone can be unsent: the parts before it did not happen
-            reasons[name] = NOT_REACHED if cut and name != _NAMES[-1] else unsent
+            reasons[name] = NOT_REACHED if cut and name != PART_NAMES[-1] else unsent
     return dict(reversed(reasons.items()))
 
 

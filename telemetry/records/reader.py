@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from telemetry.latency import GROUPS, OF_ANSWER, PARTS, Split, Stamps, first_seen, split
+from telemetry.latency import GROUPS, OF_ANSWER, Split, Stamps, first_seen, split
 from telemetry.records.schema import DECODER, REFUSED, VERSION, DeliveryRecord, Record, RequestRecord, SampleRecord
 
 _NAME = re.compile(r"([0-9]{8}T[0-9]{6})\.([0-9]{3})-([a-z]+)-([0-9]+)(?:-[0-9]+)?\.jsonl")
@@ -178,7 +178,6 @@ def _is_newer(line: bytes) -> bool:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-PART_NAMES = tuple(part.name for part in PARTS)
 GROUP_OF = {part: group for group, parts in GROUPS.items() for part in parts}
 """The group of each part."""
 
