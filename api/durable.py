@@ -107,8 +107,7 @@ async def page_after(services: Services, record: JobRecord, seen: Cursor | None)
     epoch = log.record.epoch
     if seen is None:
         return await log.page(Place(), Cursor(epoch, cursor.START))
-    place = log.place(seen) if seen.epoch <= epoch else None
-    if place is not None:
+    if (place := log.place(seen)) is not None:
         return await log.page(place, seen)
     if seen.epoch >= epoch:
         raise errors.offset_gone()
