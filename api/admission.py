@@ -30,14 +30,12 @@ from api.openai import errors
 from api.openai.errors import ApiError, Wait
 from api.openai.fields import MAX_MESSAGES
 from api.openai.json_body import Weighed, is_heavy, weighed
-from api.openai.responses.request import ResponseRequest
-from api.openai.schemas import ChatRequest, Kind, Request, check_choices, ignored_fields, parse, to_job
+from api.openai.schemas import ChatRequest, Kind, Request, check_choices, ignored_fields, parse, recipients, to_job
 from api.waits import WaitLimit, exceeds, limit_of
 from penstock.engine import ChatTurn, ModelCard
 from penstock.loops import ExpectedErrors, retry
 from penstock.text import without_mark
 from streaming import errors as store
-from streaming.events import with_webhook
 from streaming.ids import joined, partition_of
 from streaming.jobs.job import CancelledBy, Chat, Job, Prompt, unsupported
 from streaming.jobs.places import Cost, cost_of, prompt_tokens
@@ -227,7 +225,7 @@ def read_request(services: Services, state: dict[str, Any], kind: Kind, body: by
 def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) -> PreparedRequest:
     """Prepare a valid request. Raises ApiError (400) for what its model's engine does not support."""
     card = services.cards.get(asked.model)
-    events, webhook = _recipients(services, caller.tenant, asked, waits=waits)
+    events, webhook = recipients(services.subscriptions, caller.tenant, asked, waits=waits)
     job = to_job(
         asked,
         tenant=caller.tenant,
@@ -241,23 +239,6 @@ def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) 
         raise errors.from_failure(failure)
     ignored = ", ".join(ignored_fields(asked, card))
     return PreparedRequest(asked, job, job.prompt, card, cost_of(job, card), limit_of(job), ignored)
-
-
-def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> tuple[str, str]:
-    """Return who gets the events of a job, and the webhook that the request names, as Job has them: nobody else, if its
-    client waits for the answer. Raises ApiError (400)."""
-    subscriptions, response = services.subscriptions, isinstance(asked, ResponseRequest)
-    if isinstance(asked, ResponseRequest):
-        letters = subscriptions.of_responses(tenant) if asked.background else ""
-    else:
-        letters = "" if waits else subscriptions.of_jobs(tenant)
-    if not asked.queue.webhook:
-        return letters, ""
-    try:
-        webhook = subscriptions.webhook(tenant, asked.queue.webhook)
-    except ValueError as error:
-        raise errors.invalid_request(f"queue.webhook {error}.", "queue.webhook") from None
-    return with_webhook(letters, response=response), webhook
 
 
 # --- acceptance ------------------------------------------------------------------------------------------------------
@@ -414,14 +395,9 @@ async def _put(
         raise errors.queue_full(error.waiting, error.own, *services.waits.retry(job, error.waiting)) from None
     except store.NoCapacity:
         raise late or errors.no_capacity(*services.waits.retry(job)) from None
-    except store.Unavailable:
-        if key:  # the put may have succeeded: the client's retry finds the job
-            raise errors.acceptance_unknown() from None
-        # Without a key no client could find it.
-        services.spawn(withdraw(partial(services.queue.cancel, job.id, CancelledBy.NOT_ACCEPTED)))
-        raise errors.not_accepted() from None
-    except asyncio.CancelledError:  # drain_s is over
-        raise errors.put_cut_off() from None
+    except (store.Unavailable, asyncio.CancelledError) as error:
+        cancel = partial(services.queue.cancel, job.id, CancelledBy.NOT_ACCEPTED)
+        raise unanswered(services, error, key, cancel) from None
 
 
 async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffer:
@@ -442,6 +418,17 @@ async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffe
         services.relay.close(buffer)
         raise
     return buffer
+
+
+def unanswered(services: Services, error: BaseException, key: str, cancel: Callable[[], Awaitable[object]]) -> ApiError:
+    """Return the answer to a request whose put was not answered and may have succeeded. `error`: Unavailable, or that
+    this process stops; `key`: the idempotency key of the request; `cancel` takes back what was put."""
+    if isinstance(error, asyncio.CancelledError):  # drain_s is over
+        return errors.put_cut_off()
+    if key:  # the client's retry finds what was put
+        return errors.acceptance_unknown()
+    services.spawn(withdraw(cancel))  # without a key no client could find it
+    return errors.not_accepted()
 
 
 async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:

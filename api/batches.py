@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from api.admission import caller_of, idempotency_key, read_body, services_of, withdraw
+from api.admission import caller_of, idempotency_key, read_body, services_of, unanswered
 from api.auth.keys import Caller
 from api.jobs import as_json, as_page, ignored_header
 from api.openai import errors
@@ -61,14 +61,8 @@ async def create(request: Request) -> Response:
         if not key:  # with a key another request may be creating it right now
             await asyncio.to_thread(services.file_store.end_work, batch.id)
         raise
-    except Unavailable:
-        if key:  # it may have been accepted: the client's retry finds it
-            raise errors.acceptance_unknown() from None
-        # Without a key no client could find it.
-        services.spawn(withdraw(partial(services.batches.request, batch.id, "cancel")))
-        raise errors.not_accepted() from None
-    except asyncio.CancelledError:  # drain_s is over
-        raise errors.put_cut_off() from None
+    except (Unavailable, asyncio.CancelledError) as error:
+        raise unanswered(services, error, key, partial(services.batches.request, batch.id, "cancel")) from None
     if record.state.final:  # the key led to a batch that has ended
         await asyncio.to_thread(services.file_store.end_work, batch.id)
     return as_json(batch_object(record), headers=ignored_header(asked))

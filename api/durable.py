@@ -107,8 +107,7 @@ async def page_after(services: Services, record: JobRecord, seen: Cursor | None)
     epoch = log.record.epoch
     if seen is None:
         return await log.page(Place(), Cursor(epoch, cursor.START))
-    place = log.place(seen) if seen.epoch <= epoch else None
-    if place is not None:
+    if (place := log.place(seen)) is not None:
         return await log.page(place, seen)
     if seen.epoch >= epoch:
         raise errors.offset_gone()
@@ -145,8 +144,7 @@ class _StoredLog:
                 return cls(services, record, history.rows, history.sections)
         if record.newer or was_cut_short(record):  # its tokens could not be read
             raise from_failure(NEWER)
-        if record.rowless:
-            record = await reader.ended(job_id)
+        record = await reader.with_rows(record)
         assert record.terminal is not None
         return cls(services, record, record.terminal.rows, record.terminal.sections)
 

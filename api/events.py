@@ -242,8 +242,8 @@ class EventReader:
         self._runs = [logged.run for logged in record.runs]
         self._started = len(place.runs)
         """How many runs the reader has the `started` event of."""
-        self._seq, self._last = place.after, place.runs
-        """Number of the last delta that the reader has, and the runs up to the one that wrote it."""
+        self._seq = place.after
+        """Number of the last delta that the reader has."""
         self._parts = CallParts() if record.job.parted else None
         self._buffer: ReorderBuffer | None = None
         self._position: int | None = None
@@ -340,7 +340,7 @@ class EventReader:
                 continue
             place = self._runs.index(run) + 1
             yield from self._starts(self._record, place)
-            self._seq, self._last = row.seq, (run,)
+            self._seq = row.seq
             yield job_events.delta_event(facts, cursor.delta(self._record.epoch, place, row.seq, run), row, parts)
 
     def _starts(self, record: JobRecord, last_place: int) -> Iterator[JobEvent]:

@@ -139,14 +139,10 @@ _KEY = ("Idempotency-Key",)
 _PAGE = ("limit",)
 _JOBS = ("status", "job_model", "lane", "since", "until")
 _ACCEPT = (404, 408, 409)
-_COMPLETION: dict[str, Any] = {
-    "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": (*JOB_HEADERS, "Stream-Url"),
-    "or_job": True, "events": True
-}  # fmt: skip
-
 _TASK: dict[str, Any] = {
     "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": JOB_HEADERS, "or_job": True
 }  # fmt: skip
+_COMPLETION: dict[str, Any] = _TASK | {"headers": (*JOB_HEADERS, "Stream-Url"), "events": True}
 
 # Paths without parameters are looked up first, whatever their place. The others are tried in this order: a row with
 # `{name:path}`, which takes slashes too, takes every path below it from the rows behind it, whatever their method.

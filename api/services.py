@@ -22,11 +22,12 @@ from penstock.loops import ExpectedErrors, run_periodically, supervise
 from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
-from streaming.events import EventSettings, EventSubscriptions
+from streaming.events import EventSettings, EventSubscriptions, Webhooks
 from streaming.fleet.plans import PLANS, Overrides, Plans, overrides_of, stall_of
 from streaming.fleet.processes import ConsoleSessions, Fleet, processes_of
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.conversations import Conversations
+from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import Job
 from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
@@ -86,8 +87,8 @@ class Services:
         self.queue, self.job_reader = Queue(store_client, self.headroom, self.weights), JobReader(store_client)
         self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
         self.files, self.batches, self.quota_usage = Files(store_client), Batches(store_client), Quotas(store_client)
-        self.conversations = Conversations(store_client)
-        self.plans = Plans(store_client)
+        self.conversations, self.dead_letters = Conversations(store_client), DeadLetters(store_client, self.weights)
+        self.plans, self.webhooks = Plans(store_client), Webhooks(store_client)
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
         self.deliveries = Deliveries(store_client)

@@ -49,7 +49,7 @@ def timing_object(record: JobRecord, delivered: Delivered | None) -> dict[str, A
             "api": _ms(max(record.job.clock_us, delivered.clock_us if delivered else 0)),
             "worker": _ms(generated.clock_us if generated else 0),
         },
-        "stamps": {name: _seconds(getattr(stamps, name)) for name in latency.STAMPS},
+        "stamps": {name: getattr(stamps, name) / 1_000_000 or None for name in latency.STAMPS},
     }
 
 
@@ -66,20 +66,16 @@ def _latencies(record: JobRecord, stamps: latency.Stamps, delivered: Delivered |
     """Return the latencies at this server, without the network to the client; in the engine, if no request waited."""
     whole, tokens = bool(delivered and delivered.whole), record.terminal.usage.completion if record.terminal else 0
     sent, first, last = stamps.received, stamps.first_sent, stamps.last_sent
-    if sent is None:
+    if not sent:
         return dict.fromkeys(LATENCIES)
     if delivered is None:
         first, last = stamps.first_token, stamps.last_token
     got = stamps.last_got if whole else stamps.first_got
     shown = latency.first_seen(stamps, whole=whole)
-    per_token = latency.time_per_output_token(first, last, tokens) if first is not None and last is not None else None
-    seen, at_gateway = (None if at is None else latency.time_to_first_token(sent, at) for at in (shown, got))
+    per_token = latency.time_per_output_token(first, last, tokens) if first and last else None
+    seen, at_gateway = (latency.time_to_first_token(sent, at) if at else None for at in (shown, got))
     return dict(zip(LATENCIES, map(_ms, (seen, at_gateway, per_token)), strict=True))
 
 
 def _ms(us: float | None) -> float | None:
     return None if us is None else round(us / 1000, 3)
-
-
-def _seconds(us: int | None) -> float | None:
-    return None if us is None else us / 1_000_000

@@ -29,12 +29,12 @@ from api.openai.errors import ApiError, model_not_found, too_large_for_store
 from api.openai.json_body import weighed
 from api.openai.rendering import job_object, to_json
 from api.openai.results import result
-from api.openai.schemas import check_choices, parse, to_job
+from api.openai.schemas import check_choices, parse, recipients, to_job
 from offline.tools import OfflineTools
 from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors
 from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
-from streaming.events import Event, EventSettings, EventSubscriptions, Outbox, Redeliveries, with_webhook
+from streaming.events import Event, EventSettings, EventSubscriptions, Outbox, Redeliveries
 from streaming.fleet.processes import Fleet
 from streaming.ids import joined
 from streaming.jobs.job import unsupported
@@ -283,15 +283,9 @@ class Intake:
             check_choices(asked, self._tools.max_choices)
             if asked.model not in self._tools.models:
                 raise model_not_found(asked.model, self._tools.models)
+            events, webhook = recipients(self._subscriptions, tenant, asked, waits=False)
         except ApiError as error:
             raise Rejected(error.message) from None
-        events, webhook = self._subscriptions.of_jobs(tenant), ""
-        if asked.queue.webhook:
-            try:
-                webhook = self._subscriptions.webhook(tenant, asked.queue.webhook)
-            except ValueError as error:
-                raise Rejected(f"queue.webhook {error}.") from None
-            events = with_webhook(events, response=False)
         card = cards.get(asked.model)
         about: Attributes = {names.REQUEST_MODEL: asked.model, names.TENANT: tenant}
         span = self._tools.tracing.enter(f"take {self._settings.take_queue}", trace, "consumer", about)

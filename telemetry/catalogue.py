@@ -72,13 +72,6 @@ class MetricSpec(NamedTuple):
     buffered: bool = False
     """Whether its counts are kept in the process until the next flush, because they come once a request or a token."""
 
-    @property
-    def series(self) -> tuple[str, ...]:
-        """The names of its series in a query."""
-        if self.kind == "histogram":
-            return tuple(f"{self.name}{ending}" for ending in ("_bucket", "_sum", "_count"))
-        return (self.name,)
-
 
 # Each attribute of the classes below is a row of the catalogue; in the `Metrics` of a process it is the instrument that
 # its annotation names. A gauge annotated as MetricSpec has none: the API process that is asked computes it.

@@ -10,8 +10,11 @@ with its last token, not with its first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 # --- one request, as its client sees it ------------------------------------------------------------------------------
 
@@ -41,38 +44,37 @@ def inter_token_latency(before: float, now: float, tokens: int) -> float:
 # --- the parts of a request's time -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Stamps:
-    """Timestamps of a request in microseconds of one clock; None: not reached, or unknown."""
+class Stamps(msgspec.Struct, frozen=True):
+    """Timestamps of a request in microseconds of one clock; 0: not reached, or unknown."""
 
-    received: int | None = None
+    received: int = 0
     """t1: the API has the request's first byte. A caller that knows t0 (the client sent it) sets that instead."""
-    accepted: int | None = None
+    accepted: int = 0
     """t1e: the job is in its lane."""
-    started: int | None = None
+    started: int = 0
     """Its first claim by a worker."""
-    claimed: int | None = None
+    claimed: int = 0
     """t1d: the claim of the attempt that generated the first token; later than the first claim if the attempts before
     it were lost, or were handed back."""
-    released: int | None = None
+    released: int = 0
     """t1g: the worker has submitted it to the engine. Unknown of an attempt that did not end the job, as t2."""
-    scheduled: int | None = None
+    scheduled: int = 0
     """t2: the engine has begun to run it."""
-    first_token: int | None = None
+    first_token: int = 0
     """t2f: the engine has generated its first token, whichever attempt that was: a reader could see it from then on."""
-    resumed: int | None = None
+    resumed: int = 0
     """The first token of the attempt that ended the job, if an earlier one had generated the job's first."""
-    last_token: int | None = None
+    last_token: int = 0
     """t3: the engine has generated its last token."""
-    first_got: int | None = None
+    first_got: int = 0
     """t4f: the API process has its first token."""
-    first_sent: int | None = None
+    first_sent: int = 0
     """t5 as a server sees it: written to the network. A caller that knows when the client had it sets that instead."""
-    last_got: int | None = None
+    last_got: int = 0
     """t4: the API process has its end."""
-    last_sent: int | None = None
+    last_sent: int = 0
     """t6: the last token, as t5."""
-    ended: int | None = None
+    ended: int = 0
     """Its terminal record was written."""
     kept: int | None = None
     """No timestamp, but for how long earlier attempts generated the text that the last one continued; None: the
@@ -82,11 +84,14 @@ class Stamps:
         """These stamps, if an attempt that was `claimed` earlier generated the first token that was `shown`; 0: not."""
         if not shown:
             return self
-        later = {"claimed": claimed or self.started, "released": None, "scheduled": None}
-        return replace(self, **later, first_token=shown, resumed=self.first_token, kept=kept)
+        claimed = claimed or self.started
+        later = {"claimed": claimed, "released": 0, "scheduled": 0, "first_token": shown, "resumed": self.first_token}
+        return replace(self, **later, kept=kept)
 
 
-STAMPS = tuple(name for name in Stamps.__dataclass_fields__ if name != "kept")
+STAMPS = tuple(name for name in Stamps.__struct_fields__ if name != "kept")
+OF_ANSWER = ("first_got", "first_sent", "last_got", "last_sent")
+"""Those of the API process."""
 
 
 class LatencyPart(NamedTuple):
@@ -111,7 +116,7 @@ PARTS = (
 """Consecutive intervals, whose sum is the end-to-end time. What retries cost after the first token is moved from decode
 to retries, which then stand behind prefill if that is most of their cost."""
 
-_NAMES = tuple([part.name for part in PARTS])
+PART_NAMES = tuple([part.name for part in PARTS])
 
 NOT_REACHED = "no worker got so far"
 """The reason of a part that a job did not come to."""
@@ -134,6 +139,21 @@ def lost_between(first: int, resumed: int, kept: int) -> int:
     return max(0, resumed - first - kept)
 
 
+def _lengths(times: Sequence[int]) -> dict[str, int]:
+    """Lengths of the parts, given when the first one began and when each ended; 0: not known.
+
+    If the stamp between two parts is unknown, the later part gets the time of both.
+    """
+    found: dict[str, int] = {}
+    since = times[0]
+    for name, end in zip(PART_NAMES, times[1:], strict=False):
+        if end:
+            if since:
+                found[name] = end - since
+            since = end
+    return found
+
+
 def engine_parts(times: Sequence[int], lost: int = 0) -> dict[str, int]:
     """Lengths of the parts up to the engine's last token, as `split` has them; a cheaper form for counting.
 
@@ -141,20 +161,15 @@ def engine_parts(times: Sequence[int], lost: int = 0) -> dict[str, int]:
         times: when the request was received and when each of these parts ended, in one unit; 0: not known.
         lost: the time in decode that was lost to retries.
     """
-    parts, since = dict[str, int](), times[0]
-    for name, end in zip(_NAMES, times[1:], strict=False):
-        if end:
-            if since:
-                parts[name] = end - since
-            since = end
+    parts = _lengths(times)
     for name, moved in (("retries", lost), ("decode", -lost)) if lost else ():
         if name in parts:
             parts[name] += moved
     return {name: max(0, spent) for name, spent in parts.items()}
 
 
-def first_seen(stamps: Stamps, *, whole: bool) -> int | None:
-    """When the reader of an answer saw its first token, the one meaning of "first token" in all figures.
+def first_seen(stamps: Stamps, *, whole: bool) -> int:
+    """When the reader of an answer saw its first token, the one meaning of "first token" in all figures; 0: not known.
 
     A streamed answer: when the token was written to the connection. One in one piece (`whole`): when that was written.
     Of a job that no request waited for: when it was generated, from when on it could be read. It may be of an attempt
@@ -186,39 +201,24 @@ class Split:
 
 
 def split(stamps: Stamps, *, over: bool, unsent: str = "no answer was sent") -> Split:
-    """Divide a request's time among its parts.
-
-    If the stamp between two parts is unknown, the later part gets the time of both. The time between the last stamp of
-    a job and its early end belongs to the part it was in.
+    """Divide a request's time among its parts, as `_lengths` does. The time between the last stamp of a job and its
+    early end belongs to the part it was in.
 
     Args:
         over: the job has ended.
         unsent: the reason given where the answer has no stamp.
     """
-    ends = {part.name: _at(stamps, part.ends) for part in PARTS}
-    cut = _cut(ends) if over and stamps.last_token is None else ""
+    at = asdict(stamps)
+    ends = {part.name: at[part.ends] for part in PARTS}
+    cut = over and not stamps.last_token
     if cut:
-        ends[cut] = stamps.ended
-    parts: dict[str, int | None] = {}
-    reasons: dict[str, str] = {}
-    since, unknown = stamps.received, list[str]()
-    for part in PARTS:
-        end = ends[part.name]
-        parts[part.name] = None if end is None or since is None else end - since
-        if end is None:
-            unknown.append(part.name)
-        elif since is None:
-            reasons[part.name] = "its beginning has no stamp"
-        else:
-            word = "the job ended before" if cut else f"not told apart from {part.name}"
-            reasons |= dict.fromkeys(unknown, word)
-            unknown = []
-        since = since if end is None else end
-    reasons |= dict.fromkeys(unknown, unsent if over else "not yet")
-    if cut:  # the answer alone can be unsent: the parts before it did not happen
-        reasons |= {name: NOT_REACHED for name in unknown if name != PARTS[-1].name}
+        reached = [number for number, name in enumerate(PART_NAMES[:-1]) if ends[name]]
+        ends[PART_NAMES[max(reached, default=-1) + 1]] = stamps.ended
+    known = _lengths((stamps.received, *ends.values()))
+    parts: dict[str, int | None] = {name: known.get(name) for name in PART_NAMES}
+    reasons = _reasons(known, ends, cut=cut, unsent=unsent if over else "not yet")
     first, end = stamps.first_token, ends["decode"]
-    if stamps.kept is not None and first is not None and end is not None:
+    if stamps.kept is not None and first and end:
         lost = lost_between(first, stamps.resumed or end, stamps.kept)
         before = parts["retries"] or 0
         parts["retries"], parts["decode"] = before + lost, (parts["decode"] or 0) - lost
@@ -228,35 +228,33 @@ def split(stamps: Stamps, *, over: bool, unsent: str = "no answer was sent") -> 
     parts[EGRESS_FIRST.name], reason = _egress_first(stamps, unsent if over else "not yet")
     if reason:
         reasons[EGRESS_FIRST.name] = reason
-    until = _end(stamps) if over else ""
-    finish = _at(stamps, until) if until else None
-    whole = None if finish is None or stamps.received is None else int(end_to_end(stamps.received, finish))
+    until = next((name for name in ("last_sent", "last_token", "ended") if at[name]), "") if over else ""
+    whole = int(end_to_end(stamps.received, at[until])) if until and stamps.received else None
     return Split(parts, reasons, whole, until)
 
 
-def _cut(ends: Mapping[str, int | None]) -> str:
-    """The part in which a job ended that has no last token."""
-    reached = [number for number, part in enumerate(PARTS[:-1]) if ends[part.name] is not None]
-    return PARTS[max(reached, default=-1) + 1].name
-
-
-def _end(stamps: Stamps) -> str:
-    """The stamp that ends the request: of its answer, else of the generation, else of the job."""
-    return next((name for name in ("last_sent", "last_token", "ended") if _at(stamps, name) is not None), "")
+def _reasons(known: Mapping[str, int], ends: Mapping[str, int], *, cut: bool, unsent: str) -> dict[str, str]:
+    """Why each part of unknown length has none. `cut`: the job ended early."""
+    reasons, later = dict[str, str](), ""
+    for name in reversed(PART_NAMES):
+        if name in known:
+            later = name
+        elif ends[name]:
+            reasons[name] = "its beginning has no stamp"
+        elif later:
+            reasons[name] = "the job ended before" if cut else f"not told apart from {later}"
+        else:  # of a job that ended early the answer alone can be unsent: the parts before it did not happen
+            reasons[name] = NOT_REACHED if cut and name != PART_NAMES[-1] else unsent
+    return dict(reversed(reasons.items()))
 
 
 def _egress_first(stamps: Stamps, unsent: str) -> tuple[int | None, str]:
     """The length of the part egress_first, or None and the reason."""
     made, got, sent = stamps.first_token, stamps.first_got, stamps.first_sent
-    if sent is None:
+    if not sent:
         return None, unsent
-    if made is None:
+    if not made:
         return None, "there was no token"
-    if got is not None and got < made and stamps.started != stamps.claimed:
+    if 0 < got < made and stamps.started != stamps.claimed:
         return None, "the first token came from an earlier attempt"
     return sent - made, ""
-
-
-def _at(stamps: Stamps, name: str) -> int | None:
-    stamp: int | None = getattr(stamps, name)
-    return stamp

@@ -317,7 +317,6 @@ class SpanSender:
         self._trace, self._sdk = trace, sdk
         self._resource = OwnResource(about.attributes, about.schema_url)
         self._scope = InstrumentationScope("penstock")
-        self._sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
         self._well = trace.Status()
         self._processor = BatchSpanProcessor(exporter)
 

@@ -247,7 +247,7 @@ class Claimer:
                 about = {"job": claim.job.id, "worker": self._lease.name, "attempt": claim.attempt}
                 events.write("a job is continued", **about, tokens=sum(past.tokens))
                 earlier = tuple([attempt for attempt in record.attempts if attempt.outcome])
-                known = replace(claim, started_us=record.stamps.started or 0, earlier_attempts=earlier)
+                known = replace(claim, started_us=record.stamps.started, earlier_attempts=earlier)
                 self._worker.begin(known, past)
                 await asyncio.sleep(0)  # a long history takes a while: let the engine's next step through
         return newer

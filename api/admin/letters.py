@@ -13,15 +13,15 @@ from api.jobs import as_json, fields_of, shown_job
 from api.openai import errors
 from api.query import value_of
 from streaming.errors import LaneFull, MalformedJob, UnknownJob
-from streaming.events import WebhookMessage, Webhooks
-from streaming.jobs.dead_letters import DeadLetter, DeadLetters
+from streaming.events import WebhookMessage
+from streaming.jobs.dead_letters import DeadLetter
 
 MAX_LISTED = 100
 
 
 async def listing(request: Request) -> Response:
     """GET /admin/dlq[?limit=]: list dead letters, newest first."""
-    letters = await _letters(request).recent(value_of(request.query_params, "limit") or MAX_LISTED)
+    letters = await services_of(request).dead_letters.recent(value_of(request.query_params, "limit") or MAX_LISTED)
     return as_json({"object": "list", "data": [_object(letter) for letter in letters]})
 
 
@@ -44,7 +44,7 @@ async def replay(request: Request) -> Response:
     if not letter.job:
         raise errors.invalid_request("This letter is not a job: there is nothing to replay. Drop it.")
     try:
-        accepted = await DeadLetters(services.store_client, services.weights).replay(letter.id)
+        accepted = await services.dead_letters.replay(letter.id)
     except UnknownJob:
         raise errors.result_expired(letter.job) from None
     except MalformedJob as error:
@@ -60,19 +60,14 @@ async def replay(request: Request) -> Response:
 async def drop(request: Request) -> Response:
     """DELETE /admin/dlq/{id}: remove the letter."""
     letter = await _found(request)
-    await _letters(request).drop(letter.id)
+    await services_of(request).dead_letters.drop(letter.id)
     return as_json({"id": letter.id, "object": "dead_letter", "deleted": True})
-
-
-def _letters(request: Request) -> DeadLetters:
-    return DeadLetters(services_of(request).store_client)
 
 
 async def _found(request: Request) -> DeadLetter:
     """Return the letter in the path. Raises ApiError (404)."""
-    letters = _letters(request)
     try:
-        return await letters.get(request.path_params["letter_id"])
+        return await services_of(request).dead_letters.get(request.path_params["letter_id"])
     except UnknownJob:
         raise errors.dead_letter_not_found() from None
 
@@ -94,7 +89,7 @@ def _object(letter: DeadLetter) -> dict[str, Any]:
 
 async def list_messages(request: Request) -> Response:
     """GET /admin/webhooks[?limit=]: list messages, newest first."""
-    messages = await _webhooks(request).recent(value_of(request.query_params, "limit") or MAX_LISTED)
+    messages = await services_of(request).webhooks.recent(value_of(request.query_params, "limit") or MAX_LISTED)
     return as_json({"object": "list", "data": [_message_object(message) for message in messages]})
 
 
@@ -106,17 +101,13 @@ async def show_message(request: Request) -> Response:
 async def resend(request: Request) -> Response:
     """POST /admin/webhooks/{id}/replay: send the message again with the same webhook-id; 202."""
     message = await _message(request)
-    await _webhooks(request).redeliver(message.id)
+    await services_of(request).webhooks.redeliver(message.id)
     return as_json(_message_object(await _message(request)), 202)
-
-
-def _webhooks(request: Request) -> Webhooks:
-    return Webhooks(services_of(request).store_client)
 
 
 async def _message(request: Request) -> WebhookMessage:
     """Return the message in the path. Raises UnknownMessage (404)."""
-    return await _webhooks(request).get(request.path_params["message_id"])
+    return await services_of(request).webhooks.get(request.path_params["message_id"])
 
 
 def _message_object(message: WebhookMessage) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from api.services import Services
 from penstock.text import counted
 from streaming.errors import Unavailable
 from streaming.fleet.process import Process
-from streaming.jobs.dead_letters import DeadLetters
 from streaming.store.monitor import ADMISSION_SHARE
 
 if TYPE_CHECKING:
@@ -312,7 +311,7 @@ class LiveOverview:
             pools_view(services, services.models),
             services.fleet.processes(),
             services.plans.actions(MAX_ACTIONS),
-            DeadLetters(services.store_client).recent(MAX_LETTERS),
+            services.dead_letters.recent(MAX_LETTERS),
             asyncio.to_thread(lambda: read(services.metrics.collect(), time.time())),
         )
         rates = self._rates.add(reading)

@@ -41,6 +41,7 @@ MAX_RETRY_S = 120
 """Told to wait any longer, OpenAI's libraries give up at once."""
 
 FINAL = {"x-should-retry": "false"}
+BEARER = {"WWW-Authenticate": "Bearer"}
 
 _MIB = 1 << 20
 
@@ -89,6 +90,19 @@ class ApiError(Exception):
         return {"error": error}
 
 
+class ErrorKind(NamedTuple):
+    """What all errors of one kind share."""
+
+    status: int
+    code: str
+    param: str | None = None
+    headers: Mapping[str, str] = {}
+
+    def says(self, text: str) -> partial[ApiError]:
+        """Return the function that makes errors of this kind, all with this text."""
+        return partial(ApiError, self.status, self.code, text, param=self.param, headers=self.headers)
+
+
 def retry_after(seconds: float) -> dict[str, str]:
     """Headers that ask for a retry in `seconds`, at least one and never more than a client library accepts."""
     wait_s = min(max(seconds, 1.0), MAX_RETRY_S)
@@ -122,13 +136,11 @@ def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
     if job.task is not None:
         param = TASK_FIELDS[job.task.kind] if job.response is None else "input"
         remedy = f"Send {param} in several requests."
-    return ApiError(
-        400,
-        "too_large_for_store",
-        f"The request and its answer may need {needed / _MIB:,.1f} MiB of the "
-        f"store, and this store has at most {most / _MIB:,.1f} MiB for one request, however long it waits. {remedy}",
-        param=param,
+    message = (
+        f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, and this store has at most "
+        f"{most / _MIB:,.1f} MiB for one request, however long it waits. {remedy}"
     )
+    return ApiError(400, "too_large_for_store", message, param=param)
 
 
 def unknown_route(base_path: str = "", meant: str = "") -> ApiError:
@@ -151,43 +163,31 @@ def payload_too_large(limit: int, setting: str = "[api] body_limit") -> ApiError
 
 def body_too_complex(limit: int) -> ApiError:
     """`limit` as in api/openai/json_body.py."""
-    return ApiError(
-        400,
-        "body_too_complex",
-        f"The body has too many values: its weight is more than {limit} (8 for "
-        "each list and object, 4 for each key, 1 for each comma). Send fewer messages, parts or prompts, or text "
-        "instead of token ids.",
+    message = (
+        f"The body has too many values: its weight is more than {limit} (8 for each list and object, 4 for each key, "
+        "1 for each comma). Send fewer messages, parts or prompts, or text instead of token ids."
     )
+    return ApiError(400, "body_too_complex", message)
 
 
-unsupported_media_type = partial(ApiError, 415, "unsupported_media_type", "The body must be JSON: application/json.")
-unsupported_upload = partial(ApiError, 415, "unsupported_media_type", "The body must be multipart/form-data.")
+unsupported_media_type = ErrorKind(415, "unsupported_media_type").says("The body must be JSON: application/json.")
+unsupported_upload = ErrorKind(415, "unsupported_media_type").says("The body must be multipart/form-data.")
 
 
 def unsupported_coding(known: Iterable[str]) -> ApiError:
     names = ", ".join(known)
-    return ApiError(
-        415,
-        "unsupported_content_encoding",
-        f"The body has a Content-Encoding that is not supported here. Send it as {names}, or without one.",
-        headers={"Accept-Encoding": names},
-    )
+    message = f"The body has a Content-Encoding that is not supported here. Send it as {names}, or without one."
+    return ApiError(415, "unsupported_content_encoding", message, headers={"Accept-Encoding": names})
 
 
 def coding_mismatch(name: str) -> ApiError:
-    return ApiError(
-        400,
-        "invalid_content_encoding",
-        f"The body is not what its Content-Encoding says: it is not valid {name} data, or not whole.",
-    )
+    message = f"The body is not what its Content-Encoding says: it is not valid {name} data, or not whole."
+    return ApiError(400, "invalid_content_encoding", message)
 
 
 def encoded_part(field: str) -> ApiError:
-    return ApiError(
-        415,
-        "unsupported_content_encoding",
-        f"A part of the body has a {field}. Encode the whole body instead, and send it with a Content-Encoding.",
-    )
+    message = f"A part of the body has a {field}. Encode the whole body instead, and send it with a Content-Encoding."
+    return ApiError(415, "unsupported_content_encoding", message)
 
 
 def upload_stalled(silence_s: float) -> ApiError:
@@ -199,56 +199,42 @@ def upload_stalled(silence_s: float) -> ApiError:
 
 def foreign_host(host: str) -> ApiError:
     """The Host header is none of this server's names; without keys, these are loopback names and those listed."""
-    return ApiError(
-        421,
-        "misdirected_request",
-        f"The request's Host {host[:128]!r} is not one of this server's names. "
-        "Use http://127.0.0.1 or http://localhost with its port, or add the name to [api] hosts. Without an API key "
-        "([keys.<name>]) there are no other names.",
+    message = (
+        f"The request's Host {host[:128]!r} is not one of this server's names. Use http://127.0.0.1 or "
+        "http://localhost with its port, or add the name to [api] hosts. Without an API key ([keys.<name>]) there are "
+        "no other names."
     )
+    return ApiError(421, "misdirected_request", message)
 
 
 def foreign_origin(origin: str) -> ApiError:
     """A page may not use this server: without keys, pages of other origins are refused. `origin` is its Origin header,
     or what else its browser says of it."""
-    return ApiError(
-        403,
-        "foreign_origin",
-        f"Pages of {origin[:128]!r} may not use this server. Add the origin, such "
-        "as https://app.example, to [api] cors_origins and restart.",
-    )
+    fix = "Add the origin, such as https://app.example, to [api] cors_origins and restart."
+    return ApiError(403, "foreign_origin", f"Pages of {origin[:128]!r} may not use this server. {fix}")
 
 
-proxy_without_keys = partial(
-    ApiError,
-    403,
-    "proxy_without_keys",
-    "A proxy forwards to this server, which has no API keys. Configure a key ([keys.<name>]).",
+proxy_without_keys = ErrorKind(403, "proxy_without_keys").says(
+    "A proxy forwards to this server, which has no API keys. Configure a key ([keys.<name>])."
 )
 """A server without keys cannot tell a proxy's clients from programs of this machine, so it refuses them."""
 
 
-def invalid_api_key(message: str, code: str = "invalid_api_key") -> ApiError:
-    return ApiError(401, code, message, headers={"WWW-Authenticate": "Bearer"})
+def invalid_api_key(message: str) -> ApiError:
+    return ApiError(401, "invalid_api_key", message, headers=BEARER)
 
 
-admin_token_required = partial(
-    invalid_api_key,
-    "Without API keys /admin needs the admin token of this server. "
-    "`penstock up` writes a new one at each start to run/admin-token in its data folder, and the penstock command "
-    "sends it by itself. Send it as 'Authorization: Bearer <token>'.",
-    "admin_token_required",
+admin_token_required = ErrorKind(401, "admin_token_required", headers=BEARER).says(
+    "Without API keys /admin needs the admin token of this server. `penstock up` writes a new one at each start to "
+    "run/admin-token in its data folder, and the penstock command sends it by itself. Send it as 'Authorization: "
+    "Bearer <token>'."
 )
-admin_not_configured = partial(
-    ApiError,
-    403,
-    "admin_not_configured",
-    "Neither an API key nor an admin token is "
-    "configured, so nobody may administer this server. Add a key with admin = true ([keys.<name>]), or set [api] "
-    "admin_token_sha256 to the SHA-256 of a token of yours.",
+admin_not_configured = ErrorKind(403, "admin_not_configured").says(
+    "Neither an API key nor an admin token is configured, so nobody may administer this server. Add a key with "
+    "admin = true ([keys.<name>]), or set [api] admin_token_sha256 to the SHA-256 of a token of yours."
 )
-permission_denied = partial(
-    ApiError, 403, "permission_denied", "This key may not administer the queue (admin = true in its [keys] row)."
+permission_denied = ErrorKind(403, "permission_denied").says(
+    "This key may not administer the queue (admin = true in its [keys] row)."
 )
 
 
@@ -257,21 +243,20 @@ permission_denied = partial(
 
 def model_not_found(model: str, known: Iterable[str]) -> ApiError:
     names = ", ".join(sorted(known)) or "none"
-    return ApiError(
-        404, "model_not_found", f"The model {model[:128]!r} does not exist here. Models served: {names}.", param="model"
-    )
+    message = f"The model {model[:128]!r} does not exist here. Models served: {names}."
+    return ApiError(404, "model_not_found", message, param="model")
 
 
-job_not_found = partial(ApiError, 404, "job_not_found", "There is no such job.")
+job_not_found = ErrorKind(404, "job_not_found").says("There is no such job.")
 """As below, the same words whether it never was, was deleted, or belongs to another tenant."""
-file_not_found = partial(ApiError, 404, "file_not_found", "There is no such file.")
-batch_not_found = partial(ApiError, 404, "batch_not_found", "There is no such batch.")
-response_not_found = partial(ApiError, 404, "response_not_found", "There is no such response, or no longer.")
-conversation_not_found = partial(ApiError, 404, "conversation_not_found", "There is no such conversation.")
-conversation_item_not_found = partial(ApiError, 404, "item_not_found", "The conversation has no such item.")
-tenant_not_found = partial(ApiError, 404, "tenant_not_found", "No key names this tenant, and it keeps nothing here.")
-dead_letter_not_found = partial(ApiError, 404, "dead_letter_not_found", "There is no such dead letter, or no longer.")
-webhook_not_found = partial(ApiError, 404, "webhook_not_found", "There is no such webhook message, or no longer.")
+file_not_found = ErrorKind(404, "file_not_found").says("There is no such file.")
+batch_not_found = ErrorKind(404, "batch_not_found").says("There is no such batch.")
+response_not_found = ErrorKind(404, "response_not_found").says("There is no such response, or no longer.")
+conversation_not_found = ErrorKind(404, "conversation_not_found").says("There is no such conversation.")
+conversation_item_not_found = ErrorKind(404, "item_not_found").says("The conversation has no such item.")
+tenant_not_found = ErrorKind(404, "tenant_not_found").says("No key names this tenant, and it keeps nothing here.")
+dead_letter_not_found = ErrorKind(404, "dead_letter_not_found").says("There is no such dead letter, or no longer.")
+webhook_not_found = ErrorKind(404, "webhook_not_found").says("There is no such webhook message, or no longer.")
 
 
 def previous_response_not_found(response_id: str) -> ApiError:
@@ -279,51 +264,26 @@ def previous_response_not_found(response_id: str) -> ApiError:
     return ApiError(400, "previous_response_not_found", message, param="previous_response_id")
 
 
-conversation_unreadable = partial(
-    ApiError,
-    500,
-    "malformed_conversation",
-    "What the store holds of this conversation cannot be read. Delete it, and begin another.",
-    headers=FINAL,
+conversation_unreadable = ErrorKind(500, "malformed_conversation", headers=FINAL).says(
+    "What the store holds of this conversation cannot be read. Delete it, and begin another."
 )
-conversation_locked = partial(
-    ApiError,
-    400,
-    "conversation_locked",
-    "Another response of this conversation has not ended, or its items have just changed. Try again later.",
-    param="conversation",
+conversation_locked = ErrorKind(400, "conversation_locked", param="conversation").says(
+    "Another response of this conversation has not ended, or its items have just changed. Try again later."
 )
 """OpenAI answers so, too. Client libraries do not try again by themselves."""
-mutually_exclusive = partial(
-    ApiError,
-    400,
-    "mutually_exclusive_parameters",
-    "Send previous_response_id or conversation, but not both: each says what stands before the input.",
-    param="conversation",
+mutually_exclusive = ErrorKind(400, "mutually_exclusive_parameters", param="conversation").says(
+    "Send previous_response_id or conversation, but not both: each says what stands before the input."
 )
-response_still_ends = partial(
-    ApiError,
-    409,
-    "response_still_ends",
-    "The response is cancelled, and its worker has not stopped yet. Delete it again in a moment.",
-    headers=SOON,
+response_still_ends = ErrorKind(409, "response_still_ends", headers=SOON).says(
+    "The response is cancelled, and its worker has not stopped yet. Delete it again in a moment."
 )
 """A cancelled response whose worker has not confirmed its end cannot be deleted yet."""
-offset_gone = partial(
-    ApiError,
-    410,
-    "offset_gone",
-    "The stream has no such offset. Read it again from its beginning: offset=-1.",
-    param="offset",
+offset_gone = ErrorKind(410, "offset_gone", param="offset").says(
+    "The stream has no such offset. Read it again from its beginning: offset=-1."
 )
 """The store was restored from an older copy, or the offset was made up."""
-cursor_lost = partial(
-    ApiError,
-    409,
-    "stream_reset",
-    "The store has lost events of this response. Read it again from its first event, without starting_after.",
-    param="starting_after",
-    headers=FINAL,
+cursor_lost = ErrorKind(409, "stream_reset", param="starting_after", headers=FINAL).says(
+    "The store has lost events of this response. Read it again from its first event, without starting_after."
 )
 """A number of an event may name another event now."""
 
@@ -342,11 +302,8 @@ def result_expired(job_id: str) -> ApiError:
     return ApiError(410, "result_expired", f"The result of {job_id} was kept for the retention time and is gone.")
 
 
-idempotency_key_reused = partial(
-    ApiError,
-    422,
-    "idempotency_key_reused",
-    "This Idempotency-Key came with another body before. Use a new key for a new request.",
+idempotency_key_reused = ErrorKind(422, "idempotency_key_reused").says(
+    "This Idempotency-Key came with another body before. Use a new key for a new request."
 )
 
 
@@ -366,16 +323,11 @@ def deadline_unreachable(field: str, limit_ms: int, lane: Priority, wait: Wait) 
     retry = retry_after((wait.eta_ms - limit_ms) / 1000)
     higher = "" if lane is Priority.INTERACTIVE else " choose a higher lane,"
     least = "" if wait.low_ms is None else f" (nine of ten wait at least {wait.low_ms:,} ms)"
-    return ApiError(
-        429,
-        "deadline_unreachable",
-        f"{field} is {limit_ms:,} ms, but a request in the {lane} lane waits "
-        f"about {wait.eta_ms:,} ms now{least}, so nothing was queued. Allow more time,{higher} or try again in "
-        f"{retry['Retry-After']} s.",
-        param=field,
-        headers=retry,
-        eta_ms=wait.eta_ms,
+    message = (
+        f"{field} is {limit_ms:,} ms, but a request in the {lane} lane waits about {wait.eta_ms:,} ms now{least}, so "
+        f"nothing was queued. Allow more time,{higher} or try again in {retry['Retry-After']} s."
     )
+    return ApiError(429, "deadline_unreachable", message, param=field, headers=retry, eta_ms=wait.eta_ms)
 
 
 _RETENTION = "Jobs are forgotten [redis] retention_s after their end, which makes room."
@@ -391,14 +343,9 @@ _QUOTAS = {
 def quota_exceeded(quota: QuotaExceeded, param: str | None = None) -> ApiError:
     """The tenant keeps as much as it may. A client library's next tries would be refused as well."""
     what, fix = _QUOTAS[quota.name]
-    return ApiError(
-        429,
-        "quota_exceeded",
-        f"You keep {quota.used} {what} and may keep {quota.limit}. {fix} The limit "
-        f"is {quota.name} of [quotas], or of quotas in the row of your key in [keys].",
-        param=param or quota.name,
-        headers=FINAL,
-    )
+    setting = f"The limit is {quota.name} of [quotas], or of quotas in the row of your key in [keys]."
+    message = f"You keep {quota.used} {what} and may keep {quota.limit}. {fix} {setting}"
+    return ApiError(429, "quota_exceeded", message, param=param or quota.name, headers=FINAL)
 
 
 def no_capacity(retry_s: float, eta_ms: int | None = None) -> ApiError:
@@ -411,33 +358,20 @@ def store_full(reason: str) -> ApiError:
     return ApiError(503, "no_capacity", f"Nothing more is accepted now: {reason}.", headers=retry_after(5))
 
 
-draining = partial(ApiError, 503, "draining", "This server is shutting down. Try again.", headers=SOON)
-put_cut_off = partial(
-    ApiError,
-    503,
-    "draining",
-    "This server is shutting down, and it is not known whether the "
-    "request was accepted. Send it again; with an Idempotency-Key, it is computed once.",
-    headers=SOON,
+draining = ErrorKind(503, "draining", headers=SOON).says("This server is shutting down. Try again.")
+put_cut_off = ErrorKind(503, "draining", headers=SOON).says(
+    "This server is shutting down, and it is not known whether the request was accepted. Send it again; with an "
+    "Idempotency-Key, it is computed once."
 )
 """The process stops while a put is not answered."""
-not_accepted = partial(
-    ApiError,
-    503,
-    "store_unavailable",
-    "The queue does not answer, so the request was not "
-    "accepted; should it arrive late, it is cancelled there. Try again; with an Idempotency-Key, the request is "
-    "computed once.",
-    headers=SOON,
+not_accepted = ErrorKind(503, "store_unavailable", headers=SOON).says(
+    "The queue does not answer, so the request was not accepted; should it arrive late, it is cancelled there. Try "
+    "again; with an Idempotency-Key, the request is computed once."
 )
 """The put of a request without an idempotency key was not answered. The caller withdraws it."""
-acceptance_unknown = partial(
-    ApiError,
-    503,
-    "store_unavailable",
-    "The queue does not answer, so it is not known "
-    "whether the request was accepted. Send it again with the same Idempotency-Key: it is computed once.",
-    headers=SOON,
+acceptance_unknown = ErrorKind(503, "store_unavailable", headers=SOON).says(
+    "The queue does not answer, so it is not known whether the request was accepted. Send it again with the same "
+    "Idempotency-Key: it is computed once."
 )
 """The put of a request with an idempotency key was not answered: it may have arrived, or not."""
 
@@ -463,24 +397,16 @@ def _job_at(job_id: str) -> dict[str, str]:
 
 def job_unreadable(job_id: str) -> ApiError:
     """The request was accepted before, under its idempotency key, and its job cannot be read now."""
-    return ApiError(
-        503,
-        "store_unavailable",
-        f"The request was accepted before as {job_id}, and the queue does not "
-        f"answer now. Send it again with the same Idempotency-Key, or read it at /v1/jobs/{job_id}.",
-        headers=SOON | _job_at(job_id),
-    )
+    fix = f"Send it again with the same Idempotency-Key, or read it at /v1/jobs/{job_id}."
+    message = f"The request was accepted before as {job_id}, and the queue does not answer now. {fix}"
+    return ApiError(503, "store_unavailable", message, headers=SOON | _job_at(job_id))
 
 
 def wait_timeout(job_id: str, waited_s: float) -> ApiError:
     """The job continues, so a retry would compute it twice."""
-    return ApiError(
-        504,
-        "wait_timeout",
-        f"No result after {waited_s:g} s. The job goes on: read it at "
-        f"/v1/jobs/{job_id}, or ask with stream: true, which has no such limit.",
-        headers=FINAL | _job_at(job_id),
-    )
+    fix = f"read it at /v1/jobs/{job_id}, or ask with stream: true, which has no such limit."
+    message = f"No result after {waited_s:g} s. The job goes on: {fix}"
+    return ApiError(504, "wait_timeout", message, headers=FINAL | _job_at(job_id))
 
 
 def wait_cut_off(job_id: str, *, repeatable: bool) -> ApiError:
@@ -498,18 +424,15 @@ def stream_reset(job_id: str) -> ApiError:
 
 def resume_impossible(job_id: str) -> ApiError:
     """The worker was lost in the middle of JSON or of tool calls, and the answer is computed anew."""
-    return ApiError(
-        500,
-        "resume_impossible",
-        "The worker was lost while it generated JSON or tool calls, which its "
-        f"engine cannot continue, so the answer is computed again from its beginning. Read it at /v1/jobs/{job_id}, or "
-        f"as it comes at /v1/jobs/{job_id}/events.",
-        headers=FINAL | {"X-Job-Id": job_id},
+    message = (
+        "The worker was lost while it generated JSON or tool calls, which its engine cannot continue, so the answer is "
+        f"computed again from its beginning. Read it at /v1/jobs/{job_id}, or as it comes at /v1/jobs/{job_id}/events."
     )
+    return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job_id})
 
 
-deadline_exceeded = partial(
-    ApiError, 408, "deadline_exceeded", "The job's deadline passed before its last token.", headers=FINAL
+deadline_exceeded = ErrorKind(408, "deadline_exceeded", headers=FINAL).says(
+    "The job's deadline passed before its last token."
 )
 
 

@@ -21,6 +21,7 @@ from api.openai.json_body import read_object, validated
 from api.openai.responses.items import HostedItem
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
 from penstock.engine import MAX_LOGPROBS, Input, ModelCard, Sampling, Task
+from streaming.events import EventSubscriptions, with_webhook
 from streaming.jobs.job import Chat, Inputs, Job, TaskForm, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.jobs.records import MAX_CHOICES
@@ -400,6 +401,22 @@ def check_choices(request: Request, max_choices: int) -> None:
         raise invalid_request(f"n asks for {n} choices, but {bound}. Lower n.", "n")
     asked = f"prompt and n ask for {n * prompts:,} choices ({prompts} prompts, n {n})"
     raise invalid_request(f"{asked}, but {bound}. Send the prompts in several requests, or lower n.", "prompt")
+
+
+def recipients(subscriptions: EventSubscriptions, tenant: str, asked: Request, *, waits: bool) -> tuple[str, str]:
+    """Return who gets the events of a job, and the webhook that the request names, as Job has them: nobody else, if its
+    client waits for the answer. Raises ApiError (400)."""
+    if isinstance(asked, ResponseRequest):
+        letters = subscriptions.of_responses(tenant) if asked.background else ""
+    else:
+        letters = "" if waits else subscriptions.of_jobs(tenant)
+    if not asked.queue.webhook:
+        return letters, ""
+    try:
+        webhook = subscriptions.webhook(tenant, asked.queue.webhook)
+    except ValueError as error:
+        raise invalid_request(f"queue.webhook {error}.", "queue.webhook") from None
+    return with_webhook(letters, response=isinstance(asked, ResponseRequest)), webhook
 
 
 def to_job(

@@ -35,7 +35,7 @@ from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import CancelledBy, JobState, operation_of
 from streaming.jobs.records import Delivered
 from streaming.jobs.relay import Flow
-from telemetry.latency import EGRESS_FIRST, PARTS, end_to_end, inter_token_latency, time_to_first_token
+from telemetry.latency import EGRESS_FIRST, OF_ANSWER, PARTS, end_to_end, inter_token_latency, time_to_first_token
 from telemetry.metrics import BufferedHistogram
 from telemetry.records.schema import DeliveryRecord
 from telemetry.tracing import FIRST_SENT, current
@@ -691,7 +691,7 @@ class Delivery:
         clock_us = services.clock.error_us(admitted.partition)
         delivered = Delivered(times[0], times[1], times[2], times[3], clock_us, whole)
         services.deliveries.note(admitted.job.id, delivered)
-        named = dict(zip(("first_got_us", "first_sent_us", "last_got_us", "last_sent_us"), times, strict=True))
+        named = {f"{name}_us": at for name, at in zip(OF_ANSWER, times, strict=True)}
         record = DeliveryRecord(id=admitted.job.id, by=services.name, **named, clock_us=clock_us, whole=whole)
         services.records.write(record)
         span = current()

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, PastAttempt
 from streaming.keys import parse_lane
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
-from telemetry.latency import Stamps
+from telemetry.latency import OF_ANSWER, Stamps
 from telemetry.records.schema import RequestRecord
 
 MAX_ATTEMPTS = 20
@@ -426,24 +426,24 @@ def malformed_record(job_id: str, fields: Sequence[bytes], done_ms: int) -> JobR
 def stamps_of(job: Job, state: JobState, raw: Mapping[str, bytes], terminal: Terminal | None) -> Stamps:
     """The job's timestamps in its record, without those of its answer (see `with_delivery`)."""
 
-    def exact(name: str) -> int | None:
-        return round(float(raw.get(name) or 0) * 1000) or None
+    def exact(name: str) -> int:
+        return round(float(raw.get(name) or 0) * 1000)
 
     generated, started = terminal.generated if terminal else Generated(), exact("started") or exact("claimed")
     claimed = exact("claimed")
     if not state.final and (state is JobState.QUEUED or claimed != started):
-        claimed = None  # a lost worker's; or how long earlier attempts were of use is not known before the end
+        claimed = 0  # a lost worker's; or how long earlier attempts were of use is not known before the end
     elif claimed and "reason" in raw:
         claimed = exact("done")  # a script ended it: no attempt did
     known = Stamps(
-        received=job.received_us or None,
+        received=job.received_us,
         accepted=exact("created"),
         started=started,
         claimed=claimed,
-        released=generated.released or None,
-        scheduled=generated.scheduled or None,
-        first_token=generated.first or None,
-        last_token=generated.last or None,
+        released=generated.released,
+        scheduled=generated.scheduled,
+        first_token=generated.first,
+        last_token=generated.last,
         ended=exact("done"),
     )
     return known.continued(generated.shown, generated.shown_claimed, generated.kept)
@@ -451,8 +451,7 @@ def stamps_of(job: Job, state: JobState, raw: Mapping[str, bytes], terminal: Ter
 
 def with_delivery(stamps: Stamps, delivered: Delivered) -> Stamps:
     """The stamps of a job with those of its answer."""
-    known = {name: getattr(delivered, name) or None for name in ("first_got", "first_sent", "last_got", "last_sent")}
-    return replace(stamps, **known)
+    return msgspec.structs.replace(stamps, **{name: getattr(delivered, name) for name in OF_ANSWER})
 
 
 def _job(job_id: str, body: bytes, raw: Mapping[str, bytes]) -> tuple[Job, DecodeError | None]:
@@ -518,7 +517,7 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
     completion = sum([row.n for row in history.rows])
     generated = Generated()
     if history.first_ms:
-        claimed = 1000 * claimed_ms(history.first_ms, record.attempts) or record.stamps.started or 0
+        claimed = 1000 * claimed_ms(history.first_ms, record.attempts) or record.stamps.started
         generated = Generated(
             shown=1000 * history.first_ms, shown_claimed=claimed, kept=1000 * kept_ms(history, record.attempts)
         )
@@ -554,9 +553,9 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
         state=record.state.value,
         model=job.model,
         by=by,
-        accepted_us=stamps.accepted or 0,
-        started_us=stamps.started or 0,
-        claimed_us=stamps.claimed or 0,
+        accepted_us=stamps.accepted,
+        started_us=stamps.started,
+        claimed_us=stamps.claimed,
         attempts=record.attempt,
     )
 

@@ -9,14 +9,15 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from telemetry.latency import GROUPS, PARTS, Split, Stamps, first_seen, split
+from telemetry.latency import GROUPS, OF_ANSWER, Split, Stamps, first_seen, split
 from telemetry.records.schema import DECODER, REFUSED, VERSION, DeliveryRecord, Record, RequestRecord, SampleRecord
 
 _NAME = re.compile(r"([0-9]{8}T[0-9]{6})\.([0-9]{3})-([a-z]+)-([0-9]+)(?:-[0-9]+)?\.jsonl")
@@ -177,7 +178,6 @@ def _is_newer(line: bytes) -> bool:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 
-PART_NAMES = tuple(part.name for part in PARTS)
 GROUP_OF = {part: group for group, parts in GROUPS.items() for part in parts}
 """The group of each part."""
 
@@ -193,17 +193,9 @@ class ReportedRequest:
     def stamps(self) -> Stamps:
         """The stamps of the record and of the delivery. One that was not received, as far as is known, begins when it
         was accepted."""
-        known = self.record.stamps
-        known = replace(known, received=known.received or known.accepted)
-        if (sent := self.delivery) is None:
-            return known
-        return replace(
-            known,
-            first_got=sent.first_got_us or None,
-            first_sent=sent.first_sent_us or None,
-            last_got=sent.last_got_us or None,
-            last_sent=sent.last_sent_us or None,
-        )
+        known, sent = self.record.stamps, self.delivery
+        of_answer = {name: getattr(sent, f"{name}_us") for name in OF_ANSWER} if sent is not None else {}
+        return replace(known, received=known.received or known.accepted, **of_answer)
 
     @property
     def split(self) -> Split:
@@ -230,7 +222,7 @@ class ReportedRequest:
         """From receipt to the first token, as `first_seen` defines that."""
         stamps = self.stamps
         first = first_seen(stamps, whole=self.delivery is not None and self.delivery.whole)
-        return None if first is None or stamps.received is None else max(0, first - stamps.received) / 1000
+        return max(0, first - stamps.received) / 1000 if first and stamps.received else None
 
     @property
     def itl_ms(self) -> float | None:

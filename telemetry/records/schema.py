@@ -87,15 +87,15 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def stamps(self) -> Stamps:
         """Its times, as the latency definitions need them; without those of its answer."""
         return Stamps(
-            received=self.received_us or None,
-            accepted=self.accepted_us or None,
-            started=self.started_us or self.claimed_us or None,
-            claimed=self.claimed_us or None,
-            released=self.released_us or None,
-            scheduled=self.scheduled_us or None,
-            first_token=self.first_us or None,
-            last_token=self.last_us or None,
-            ended=self.ended_us or None,
+            received=self.received_us,
+            accepted=self.accepted_us,
+            started=self.started_us or self.claimed_us,
+            claimed=self.claimed_us,
+            released=self.released_us,
+            scheduled=self.scheduled_us,
+            first_token=self.first_us,
+            last_token=self.last_us,
+            ended=self.ended_us,
         ).continued(self.shown_us, self.shown_claimed_us, self.kept_us)
 
 

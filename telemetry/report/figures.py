@@ -31,8 +31,8 @@ from statistics import fmean
 
 import msgspec
 
-from telemetry.latency import EGRESS_FIRST
-from telemetry.records.reader import GROUP_OF, PART_NAMES, Evidence, ReportedRequest
+from telemetry.latency import EGRESS_FIRST, PART_NAMES
+from telemetry.records.reader import GROUP_OF, Evidence, ReportedRequest
 from telemetry.records.schema import SampleRecord
 
 

@@ -10,7 +10,7 @@ import promql_parser
 
 from streaming.fleet.process import Role
 from streaming.order import Priority
-from telemetry.catalogue import CATALOGUE
+from telemetry.catalogue import CATALOGUE, MetricSpec
 
 TARGET = {"instance", "job"}
 """Labels Prometheus adds to everything it reads."""
@@ -22,19 +22,29 @@ VARIABLES = {"$__rate_interval": "5m", "$model": "any"}
 """What Grafana puts in before it asks."""
 
 
+def series_of(spec: MetricSpec) -> tuple[str, ...]:
+    """The names of a metric's series in a query."""
+    if spec.kind == "histogram":
+        return tuple(f"{spec.name}{ending}" for ending in ("_bucket", "_sum", "_count"))
+    return (spec.name,)
+
+
 def known() -> dict[str, set[str]]:
     """The labels of every series of the catalogue, by its name."""
     return {
         name: {*spec.labels, *(("le",) if name.endswith("_bucket") else ())}
         for spec in CATALOGUE.values()
-        for name in spec.series
+        for name in series_of(spec)
     }
 
 
 def listed() -> dict[tuple[str, str], set[str]]:
     """The values of labels that are short fixed lists, by the metric's series and the label."""
     return {
-        (name, spec.labels[-1]): set(spec.values) for spec in CATALOGUE.values() if spec.values for name in spec.series
+        (name, spec.labels[-1]): set(spec.values)
+        for spec in CATALOGUE.values()
+        if spec.values
+        for name in series_of(spec)
     }
 
 

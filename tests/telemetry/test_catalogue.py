@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from docker_metrics import series_of
 from house import House, eventually
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -60,7 +61,7 @@ def test_real_processes_export_what_is_in_it(empty_house: House) -> None:
     house.wait_ready()
     body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
     assert house.post("/v1/chat/completions", body)[0] == 200
-    series = {name: spec for spec in CATALOGUE.values() for name in spec.series}
+    series = {name: spec for spec in CATALOGUE.values() for name in series_of(spec)}
 
     def page() -> dict[str, set[str]]:
         families = text_string_to_metric_families(house.get("/metrics")[1].decode())

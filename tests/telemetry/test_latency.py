@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from telemetry import latency
 
@@ -72,16 +71,14 @@ def test_the_parts_up_to_the_last_token_are_those_of_the_split(steps: list[int],
     """Whichever stamps are missing: the counted parts are those that the timing of the job shows."""
     times = [0 if number in missing else sum(steps[: number + 1]) + 1 for number in range(8)]
     names = ("received", *(part.ends for part in latency.PARTS[:-1]))
-    found = latency.split(
-        latency.Stamps(**{name: at or None for name, at in zip(names, times, strict=True)}), over=False
-    )
+    found = latency.split(latency.Stamps(**dict(zip(names, times, strict=True))), over=False)
     known = {part.name: found.parts[part.name] for part in latency.PARTS[:-1] if found.parts[part.name] is not None}
     assert latency.engine_parts(times) == known
 
 
 def test_a_job_that_ended_in_its_lane() -> None:
     """Expired: the lane has all its time; the error's way to the client is the tail."""
-    expired = latency.Stamps(received=0, accepted=1_000, ended=61_000, last_sent=63_000)
+    expired = latency.Stamps(received=1_000, accepted=2_000, ended=62_000, last_sent=64_000)
     found = latency.split(expired, over=True)
     assert found.parts["queue"] == 60_000 and found.parts["egress_tail"] == 2_000 and found.parts["decode"] is None
     assert found.reasons["decode"] == "the job ended before" and found.total == found.end_to_end == 63_000
@@ -112,7 +109,7 @@ def test_a_first_token_of_an_earlier_attempt_stays_the_first() -> None:
     assert list(found.parts)[2:7] == ["gate", "engine_wait", "prefill", "retries", "decode"], "as they happened"
     assert found.total == found.end_to_end == 157_000 and found.group("recovery") == 37_000
     assert latency.first_seen(stamps, whole=False) == 14_600 and latency.first_seen(stamps, whole=True) == 158_000
-    assert latency.first_seen(replace(stamps, first_sent=None), whole=False) == 14_000
+    assert latency.first_seen(replace(stamps, first_sent=0), whole=False) == 14_000
     times = (1_000, 3_000, 10_000, 11_000, 0, 0, 14_000, 156_000)
     lost = latency.lost_between(14_000, 56_000, 6_000)
     counted = latency.engine_parts(times, lost)
@@ -124,7 +121,7 @@ def test_a_first_token_of_an_earlier_attempt_stays_the_first() -> None:
 @pytest.mark.parametrize(("kept", "retries", "decode"), [(6_000, 1_000 + 136_800, 6_000), (0, 1_000 + 142_800, 0)])
 def test_a_job_that_ended_without_another_token_lost_the_rest(kept: int, retries: int, decode: int) -> None:
     """Its last attempt gave none, or it was given up; of a text that begins again nothing was kept."""
-    ended = replace(WHOLE, first_token=None, last_token=None, last_sent=None).continued(14_000, 11_000, kept)
+    ended = replace(WHOLE, first_token=0, last_token=0, last_sent=0).continued(14_000, 11_000, kept)
     found = latency.split(ended, over=True)
     assert (found.parts["retries"], found.parts["decode"]) == (retries, decode)
     assert found.total == found.end_to_end == 155_800 and found.until == "ended"

@@ -49,7 +49,7 @@ async def test_a_record_comes_after_the_end(wire: RedisClient, start: Start, kep
     assert (found.accepted_us, found.claimed_us) == (stamps.accepted, stamps.claimed)
     assert (found.first_us, found.last_us) == (stamps.first_token, stamps.last_token)
     assert found.released_us == stamps.released
-    assert stamps.ended is not None and abs(found.ended_us - stamps.ended) < 1_000_000
+    assert abs(found.ended_us - stamps.ended) < 1_000_000
 
 
 async def test_an_end_that_the_store_refuses_is_not_recorded(wire: RedisClient, start: Start, kept: Kept) -> None:
