@@ -218,20 +218,22 @@ class WorkerProcess:
         self._changed.set()
         self._lifeline.say("ready", self._worker.lease.id)
         log.info("ready", extra={"model": card.name, "lease": self._worker.lease.id, "context": card.context})
-        while not run.done():
-            stats = self._engine.stats()
-            recorder.engine(stats, self._worker.reserved)
-            self._lifeline.note_away("; ".join(stats.away))
-            self._metrics.flush()
-            await asyncio.wait([run], timeout=coalesced(1.0))
-        for task in background:
-            task.cancel()
         try:
+            while not run.done():
+                stats = self._engine.stats()
+                recorder.engine(stats, self._worker.reserved)
+                self._lifeline.note_away("; ".join(stats.away))
+                self._metrics.flush()
+                await asyncio.wait([run], timeout=coalesced(1.0))
             run.result()
         except Fenced as error:
             return self._failed(f"fenced: {error}")
         except EngineDead as error:
             return self._failed(f"engine dead: {error}")
+        finally:
+            for task in (run, *background):
+                task.cancel()
+            await asyncio.gather(run, *background, return_exceptions=True)
         return await self._linger() if self._cordoned else 0
 
     async def _linger(self) -> int:

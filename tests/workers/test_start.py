@@ -7,15 +7,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from house import free_port, redis_process
-from sim_worker import FAST, ended, put_job
+from sim_worker import FAST, ended, put_job, until
 
+from penstock.config import Config
+from penstock.engine import EngineDead, Stats
+from streaming.fleet.processes import this_process
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
+from streaming.store.monitor import StoreMonitor
+from telemetry.metrics import Metrics
+from telemetry.tracing import Tracing
+from workers.__main__ import EXIT_LOST, WorkerProcess
 from workers.engines.sim.engine import SimEngine
 from workers.record import Recorder
 from workers.settings import WorkerSettings
@@ -56,6 +65,38 @@ async def test_a_worker_that_never_reached_the_store_ends_when_told(recorder: Re
     await asyncio.wait_for(task, 20)
     await engine.stop()
     await wire.close()
+
+
+class Silent(SimEngine):
+    """Breaks when it is asked for its load, once the test says so."""
+
+    is_broken = False
+
+    def stats(self) -> Stats:
+        if self.is_broken:
+            raise EngineDead("it gives no stats")
+        return super().stats()
+
+
+async def test_an_engine_that_breaks_when_it_is_asked_ends_its_worker(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that has failed, not as one that does not start; nothing of the worker goes on."""
+    monkeypatch.setattr("workers.__main__.collect_rarely", lambda: None)
+    said, before = list[tuple[str, str]](), asyncio.all_tasks()
+    lifeline: Any = SimpleNamespace(say=lambda *words: said.append(words), note_away=lambda _: None)
+    engine, metrics = Silent("m", FAST), Metrics.start("", "worker")
+    process = WorkerProcess(this_process("worker", "worker-1"), Config({}), engine, metrics, Tracing(), lifeline)
+    process._store = StoreMonitor(wire)
+    card = await engine.start(process._on_step, lambda _: None)
+    working = asyncio.create_task(process._work(wire, card))
+    await until(lambda: process._state == "ready")
+    engine.is_broken = True
+    assert await asyncio.wait_for(working, 20) == EXIT_LOST
+    assert said[-1] == ("failed", "engine dead: it gives no stats")
+    await engine.stop()
+    running = [task.get_coro().__qualname__ for task in asyncio.all_tasks() - before]  # type: ignore[union-attr]
+    assert not [name for name in running if name.startswith(("Worker.", "Writer.", "supervise"))]
 
 
 @pytest.mark.parametrize(
