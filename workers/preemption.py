@@ -112,13 +112,13 @@ class Preemption:
     def make_way(self, attempt: Attempt) -> None:
         """Preempt jobs one by one until the gate lets a job of lane interactive begin, at most MAX_VICTIMS of them;
         none if all of them together would not make enough room."""
-        if attempt.started or not attempt.waits:
+        if attempt.last_start or not attempt.waits:
             return
         victims = {job.id for job in preemptible(self._running(), time.monotonic())[:MAX_VICTIMS]}
         if not victims or not self._starter.would_start(attempt, victims):
             return
         for _ in victims:
-            if attempt.started or not attempt.waits or not self.free(1):
+            if attempt.last_start or not attempt.waits or not self.free(1):
                 return
             self._starter.start_waiting()
 
@@ -129,7 +129,7 @@ class Preemption:
             return
         self._retry_at = now + RETRY_INTERVAL_S
         for attempt in self._starter.waiting.values():
-            waits = attempt.job.task is None and not attempt.started
+            waits = attempt.job.task is None and not attempt.last_start
             if waits and attempt.job.priority is Priority.INTERACTIVE:
                 asyncio.get_running_loop().call_soon(self.make_way, attempt)
                 return
