@@ -17,14 +17,14 @@ from penstock.engine import Capabilities, Failure
 from penstock.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.job import JobState, is_continuable
-from streaming.jobs.lease import PREEMPTED, RETURNED, Lease
+from streaming.jobs.lease import HANDED_BACK, PREEMPTED, RETURNED, Lease
 from streaming.order import Priority
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
 from workers.choices import ChoiceStarter
 from workers.held_jobs import HeldJobs
 from workers.record import Recorder
-from workers.slot_shares import MAX_VICTIMS, RunningJob, choose_victims, preemptible
+from workers.slot_shares import MAX_PARKED_DELTAS, MAX_VICTIMS, RunningJob, choose_victims, preemptible
 
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
@@ -150,8 +150,10 @@ class Preemption:
         ]
 
     async def put_back(self, attempt: Attempt, outcome: str) -> None:
-        """Put the job back with its tokens. Until the store has done it, the job counts as held here."""
-        frames = self._held.parked_frames(attempt)
+        """Put the job back with its tokens. Until the store has done it, the job counts as held here. For a long job of
+        a worker that leaves, the store keeps the worker's log instead; one that goes on would trim it."""
+        is_left_in_log = outcome == HANDED_BACK and attempt.seq > MAX_PARKED_DELTAS
+        frames = [] if is_left_in_log else self._held.parked_frames(attempt)
         release = partial(self._lease.release, attempt.job.id, attempt.number, frames, outcome=outcome)
         expected = ExpectedErrors(Unavailable, log.warning, "a job cannot be put back, trying again: %s")
         try:
