@@ -331,11 +331,10 @@ class Worker:
         return check
 
     async def _refuse_unusable(self, attempt: Attempt) -> None:
-        """End a job with a schema by which no answer can be judged while the engine generates."""
+        """End a job with a schema by which no answer can be judged while it waits at the gate or generates."""
         failure = await self._checker.schema_failure(attempt)
-        if failure is not None and not attempt.over:
-            attempt.stop(JobState.FAILED, failure)
-            self._starter.stop(attempt)
+        if failure is not None and not attempt.over and self._attempts.get(attempt.job.id) is attempt:
+            self._stop(attempt, JobState.FAILED, failure)
 
     async def _end_checked(self, attempt: Attempt) -> None:
         """End a job that asked for JSON: as failed, if its texts do not follow the schema."""
