@@ -173,6 +173,8 @@ class Worker:
 
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated; or end it with its `refusal`."""
+        if claim.partition in self._lost:  # since the claim
+            return
         job, can = claim.job, self._card.capabilities
         self._drop(job.id, "the store has given it to this worker once more")
         failure = refusal or unsupported(job, can)
@@ -470,7 +472,8 @@ class Worker:
 
     async def _hand_back(self) -> bool:
         """Hand back what is unfinished. Returns False if the store was away for a whole lease, which lapses then."""
-        handed_back = [self._held.park(job_id) for job_id in list(self._attempts)]
+        unfinished = [job_id for job_id, each in self._attempts.items() if not each.over or each.is_checked]
+        handed_back = [self._held.park(job_id) for job_id in unfinished]
         for attempt in handed_back:
             self._starter.let_go(attempt, goes_on=True)
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
