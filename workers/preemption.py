@@ -10,13 +10,13 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.engine import Capabilities, Failure
 from penstock.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Fenced, Unavailable
-from streaming.jobs.job import JobState, is_continuable
+from streaming.jobs.job import Job, JobState, is_continuable
 from streaming.jobs.lease import HANDED_BACK, PREEMPTED, RETURNED, Lease
 from streaming.order import Priority
 from telemetry.logs import EventLog
@@ -68,6 +68,12 @@ class Preemption:
         if not self._starter.batch_texts:
             return 0
         return min(MAX_PLACES, sum(job.texts for job in preemptible(self._running(), time.monotonic())))
+
+    def make_room(self, jobs: Sequence[Job]) -> None:
+        """Preempt batch jobs, if these jobs of lane interactive, which begin now, find the slots taken. Each job needs
+        one place at once: its other choices wait their turn. No text loses its place to a tokenizer's task."""
+        if texts := sum([job.task is None or job.task.computes for job in jobs]):
+            self.free(self._starter.texts + texts - self._starter.stats().slots)
 
     def free(self, texts: int) -> int:
         """Preempt jobs until `texts` places are free; returns how many jobs. The engine frees their slots with its

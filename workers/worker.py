@@ -23,7 +23,7 @@ from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
 from streaming.jobs.codec import Cancel, Control, Cordon, Follow, Hold, Terminal, Wake
 from streaming.jobs.history import History
-from streaming.jobs.job import Job, JobState, unsupported, without_passed
+from streaming.jobs.job import JobState, unsupported, without_passed
 from streaming.jobs.lease import HANDED_BACK, Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
@@ -83,8 +83,19 @@ class Worker:
         self._checks: set[asyncio.Task[None]] = set()
         """The checks of answers and schemas that are under way."""
         self._reader = JobReader(client)
-        self._claimer = Claimer(self.lease, self._reader, settings, self._starter, self, self._room)
         self._preemption = Preemption(self.lease, self._held, self._starter, recorder, card.capabilities, self.lose)
+        self._claimer = Claimer(
+            self.lease,
+            self._reader,
+            settings,
+            self._starter,
+            self._held,
+            self._preemption,
+            self._room,
+            begin=self.begin,
+            refuse=self.refuse,
+            on_fenced=self.lose,
+        )
         self._on_cordon = on_cordon
         self._leaving = False
         self._lost: set[int] = set()
@@ -160,16 +171,6 @@ class Worker:
         return await retry_until(stop, register, expected, REGISTER_RETRY_DELAY_S)
 
     # --- beginning ---------------------------------------------------------------------------------------------------
-
-    def places(self) -> int:
-        """How many places preemption could free for jobs of lane interactive."""
-        return self._preemption.places()
-
-    def make_room(self, jobs: Sequence[Job]) -> None:
-        """Preempt batch jobs, if these jobs of lane interactive, which begin now, find the slots taken. Each job needs
-        one place at once: its other choices wait their turn. No text loses its place to a tokenizer's task."""
-        if texts := sum([job.task is None or job.task.computes for job in jobs]):
-            self._preemption.free(self._starter.texts + texts - self._starter.stats().slots)
 
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated; or end it with its `refusal`."""

@@ -135,4 +135,5 @@ async def test_a_schema_that_cannot_be_used_ends_its_job_also_at_the_gate(wire: 
     job = await put_job(queue, sampling=Sampling(max_tokens=10, json_schema={"type": "nope"}))
     record = await ended(wire, job.id)
     assert (failure_of(record).status, failure_of(record).param) == (400, "response_format")
-    assert list(running.worker._attempts) == [long.id] and not running.worker._starter.waiting
+    await until(lambda: list(running.worker._attempts) == [long.id])
+    assert not running.worker._starter.waiting
