@@ -391,13 +391,11 @@ class ChoiceStarter:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
         attempt.start_no_more()
-        self.waiting.pop(attempt.job.id, None)
-        if goes_on and isinstance(self._engine, Leaver):
-            for request_id in attempt.live_ids():
+        for request_id in attempt.live_ids():
+            self.forget(request_id)  # first: an engine may send the last piece within `cancel`
+            if goes_on and isinstance(self._engine, Leaver):
                 self._engine.leave(request_id)
         self.stop(attempt)
-        for request_id in attempt.live_ids():
-            self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
         """Forget a choice that the engine no longer runs for this worker."""

@@ -416,13 +416,14 @@ class Worker:
         """End a job early: when the engine has stopped; at once if it waits at the gate, or is being checked."""
         ran = not attempt.over
         attempt.stop(state, failure, by)
+        ends = ran and attempt.over  # the engine has none of its choices
         if attempt.is_checked and attempt.check is not None:
             attempt.check.cancel()
-            self._end_and_send(attempt)
+            ends = True
         else:
-            self._starter.stop(attempt)
-            if ran and attempt.over:  # the engine has none of its choices
-                self._end_and_send(attempt)
+            self._starter.stop(attempt)  # an engine may send the last pieces within `cancel`
+        if ends:
+            self._end_and_send(attempt)
 
     def _drop(self, job_id: str, why: str) -> None:
         """Drop a job, if it is held, without any write to the store."""
