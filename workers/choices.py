@@ -21,6 +21,7 @@ from streaming.jobs.places import answer_tokens, prompt_sizes
 from streaming.jobs.settings import NO_WEIGHTS
 from streaming.order import Priority
 from workers.attempt import Attempt
+from workers.engines.checked_engine import FAILED
 from workers.gate import Colocation, Gate, GateReason, HeldText, KvCapacity, LengthHistory, Smoothed, never_fits
 from workers.record import Recorder
 from workers.settings import WorkerSettings
@@ -268,13 +269,17 @@ class ChoiceStarter:
         return not reason
 
     def _start(self, attempt: Attempt) -> None:
-        """Give the engine the next choice. If the engine refuses it, the job fails. Raises EngineDead."""
+        """Give the engine the next choice. If it refuses it or raises another error, the job fails. Raises EngineDead."""
         index, request = attempt.start_next()
         try:
             self._engine.submit(request)
-        except Refused as refused:
+        except EngineDead:
+            raise
+        except Exception as error:
+            if not isinstance(error, Refused):  # in a callback of the event loop: the choice would wait for ever
+                log.exception("the engine raised at a submit", extra={"job": attempt.job.id})
             self._forget_text(attempt.job.id, request.id)
-            attempt.refuse(index, refused.failure)
+            attempt.refuse(index, error.failure if isinstance(error, Refused) else FAILED)
             return
         self._starts += 1
         attempt.last_start = self._starts
