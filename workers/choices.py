@@ -269,7 +269,7 @@ class ChoiceStarter:
         return not reason
 
     def _start(self, attempt: Attempt) -> None:
-        """Give the engine the next choice. If it refuses it or raises another error, the job fails. Raises EngineDead."""
+        """Give the engine the next choice. If it refuses it or fails at it, the job fails. Raises EngineDead."""
         index, request = attempt.start_next()
         try:
             self._engine.submit(request)
