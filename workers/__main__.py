@@ -158,6 +158,8 @@ class WorkerProcess:
         self._gpus = None if records is NO_RECORDS else gpu_source(config.section("telemetry", TelemetrySettings))
         self._state = me.state
         self._cordoned = self._phase = ""
+        self._has_lost_step = False
+        """Whether the worker could not take a step: it gets no more, and ends."""
         self._stop = asyncio.Event()
         self._signalled = asyncio.Event()
         self._changed = asyncio.Event()
@@ -246,9 +248,15 @@ class WorkerProcess:
         return self._failed(f"cordoned, and nobody took it away: {self._cordoned}")
 
     def _on_step(self, pieces: list[Piece]) -> None:
-        if self._worker is not None:
+        if self._worker is None or self._has_lost_step:
+            return
+        try:
             self._worker.on_step(pieces)
-            self._tally.step(sum([piece.n for piece in pieces]), time.monotonic(), more=self._worker.generating)
+        except Exception as error:  # engines call this in callbacks: the next tokens would be logged behind a gap
+            self._has_lost_step = True
+            self._worker.die(EngineDead(f"a step was lost: {type(error).__name__}: {error}"))
+            raise
+        self._tally.step(sum([piece.n for piece in pieces]), time.monotonic(), more=self._worker.generating)
 
     def _on_phase(self, phase: str) -> None:
         self._phase = phase[:MAX_PHASE]

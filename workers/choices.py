@@ -79,7 +79,7 @@ class ChoiceStarter:
         self._is_offered = False
         """A free place is kept for the claimer until it has looked for jobs."""
         self.dead: EngineDead | None = None
-        """Raised by the engine in a callback; the worker's health check passes it on."""
+        """Raised in a callback, of which nobody hears; the worker's health check passes it on."""
         self._limits_cache = settings.gate and engine.stats().kv_tokens > 0
         """Whether the gate looks at the KV cache of this engine."""
         self.gate = Gate(LengthHistory(), Random())  # noqa: S311 - draws, no secrets

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.engine import RETURNED, Engine, Failure, ModelCard, Piece
+from penstock.engine import RETURNED, Engine, EngineDead, Failure, ModelCard, Piece
 from penstock.loops import ExpectedErrors, retry_until, run_periodically, wait_any
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
@@ -118,6 +118,10 @@ class Worker:
     def generating(self) -> bool:
         """Whether the engine runs any choice."""
         return bool(self._choices)
+
+    def die(self, error: EngineDead) -> None:
+        """Have `run` raise this error with the next check of the engine."""
+        self._starter.dead = error
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead."""
