@@ -290,10 +290,6 @@ class Worker:
         self._end_if_over(attempt)
         self._writers[attempt.partition].send()
 
-    def _end_and_send(self, attempt: Attempt) -> None:
-        self._end(attempt)
-        self._writers[attempt.partition].send()
-
     def _send_all(self) -> None:
         for writer in self._writers:
             writer.send()
@@ -354,7 +350,8 @@ class Worker:
             return  # handed back: its next worker checks it again
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
-        self._end_and_send(attempt)
+        self._end(attempt)
+        self._send_all()
 
     # --- what the store and others say -------------------------------------------------------------------------------
 
@@ -427,7 +424,7 @@ class Worker:
         else:
             self._starter.stop(attempt)  # an engine may send the last pieces within `cancel`
         if ends:
-            self._end_and_send(attempt)
+            self._end_if_over_and_send(attempt)
 
     def _drop(self, job_id: str, why: str) -> None:
         """Drop a job, if it is held, without any write to the store."""
@@ -485,6 +482,7 @@ class Worker:
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             if partition not in self._lost:
                 await writer.flushed()
+        handed_back += [self._held.park(job_id) for job_id in list(self._attempts)]  # an end that could not be made
         try:
             async with asyncio.timeout(self._client.settings.lease_ms / 1000):
                 for attempt in handed_back:
