@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -235,7 +236,7 @@ class WorkerProcess:
         finally:
             for task in (run, *background):
                 task.cancel()
-            await asyncio.gather(run, *background, return_exceptions=True)
+            await asyncio.gather(run, return_exceptions=True)
         return await self._linger() if self._cordoned else 0
 
     async def _linger(self) -> int:
@@ -292,7 +293,7 @@ class WorkerProcess:
 
     def _facts(self) -> Facts:
         """What a sample says of this worker."""
-        stats, tally = self._engine.stats(), self._tally
+        stats, tally = self._stats(), self._tally
         gpus = self._gpus.read() if self._gpus is not None else {}
         self._recorder.gpus(gpus)
         return {
@@ -302,14 +303,21 @@ class WorkerProcess:
             "gpu_busy": {gpu: each.busy for gpu, each in gpus.items() if each.busy is not None},
         }
 
+    def _stats(self) -> Stats:
+        """The engine's load; none before it has started, and none of a dead engine, which the worker notices itself: a
+        loop that takes samples would break on it, also when it is cancelled, and so never end."""
+        if self._state != "starting":
+            with contextlib.suppress(EngineDead):
+                return self._engine.stats()
+        return Stats(slots=0)
+
     def _counts(self, stats: Stats) -> dict[str, int]:
         """Counts that samples and the worker's own report give by the same names."""
         engine = {name: getattr(stats, name) for name in ("slots", "running", "waiting", "kv_tokens", "kv_used")}
         return engine | {"steps": self._tally.steps, "step_tokens": self._tally.step_tokens}
 
     def _describe(self) -> Process:
-        starts = self._state == "starting"
-        stats = Stats(slots=0) if starts else self._engine.stats()
+        stats = self._stats()
         return msgspec.structs.replace(
             self._me,
             **self._counts(stats),
@@ -318,7 +326,7 @@ class WorkerProcess:
             reserved=self._worker.reserved if self._worker else 0,
             step_s=self._tally.step_s,
             tokens_per_s=round(self._tally.tokens_per_s(time.monotonic()), 3),
-            phase=self._phase if starts else "",
+            phase=self._phase if self._state == "starting" else "",
             away=stats.away,
             away_s=stats.away_s,
             served=dict(self._tally.served),
