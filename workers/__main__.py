@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -158,6 +159,8 @@ class WorkerProcess:
         self._gpus = None if records is NO_RECORDS else gpu_source(config.section("telemetry", TelemetrySettings))
         self._state = me.state
         self._cordoned = self._phase = ""
+        self._has_lost_step = False
+        """Whether the worker could not take a step: it gets no more, and ends."""
         self._stop = asyncio.Event()
         self._signalled = asyncio.Event()
         self._changed = asyncio.Event()
@@ -218,20 +221,22 @@ class WorkerProcess:
         self._changed.set()
         self._lifeline.say("ready", self._worker.lease.id)
         log.info("ready", extra={"model": card.name, "lease": self._worker.lease.id, "context": card.context})
-        while not run.done():
-            stats = self._engine.stats()
-            recorder.engine(stats, self._worker.reserved)
-            self._lifeline.note_away("; ".join(stats.away))
-            self._metrics.flush()
-            await asyncio.wait([run], timeout=coalesced(1.0))
-        for task in background:
-            task.cancel()
         try:
+            while not run.done():
+                stats = self._engine.stats()
+                recorder.engine(stats, self._worker.reserved)
+                self._lifeline.note_away("; ".join(stats.away))
+                self._metrics.flush()
+                await asyncio.wait([run], timeout=coalesced(1.0))
             run.result()
         except Fenced as error:
             return self._failed(f"fenced: {error}")
         except EngineDead as error:
             return self._failed(f"engine dead: {error}")
+        finally:
+            for task in (run, *background):
+                task.cancel()
+            await asyncio.gather(run, return_exceptions=True)
         return await self._linger() if self._cordoned else 0
 
     async def _linger(self) -> int:
@@ -244,9 +249,15 @@ class WorkerProcess:
         return self._failed(f"cordoned, and nobody took it away: {self._cordoned}")
 
     def _on_step(self, pieces: list[Piece]) -> None:
-        if self._worker is not None:
+        if self._worker is None or self._has_lost_step:
+            return
+        try:
             self._worker.on_step(pieces)
-            self._tally.step(sum([piece.n for piece in pieces]), time.monotonic(), more=self._worker.generating)
+        except Exception as error:  # engines call this in callbacks: the next tokens would be logged behind a gap
+            self._has_lost_step = True
+            self._worker.die(EngineDead(f"a step was lost: {type(error).__name__}: {error}"))
+            raise
+        self._tally.step(sum([piece.n for piece in pieces]), time.monotonic(), more=self._worker.generating)
 
     def _on_phase(self, phase: str) -> None:
         self._phase = phase[:MAX_PHASE]
@@ -282,7 +293,7 @@ class WorkerProcess:
 
     def _facts(self) -> Facts:
         """What a sample says of this worker."""
-        stats, tally = self._engine.stats(), self._tally
+        stats, tally = self._stats(), self._tally
         gpus = self._gpus.read() if self._gpus is not None else {}
         self._recorder.gpus(gpus)
         return {
@@ -292,14 +303,21 @@ class WorkerProcess:
             "gpu_busy": {gpu: each.busy for gpu, each in gpus.items() if each.busy is not None},
         }
 
+    def _stats(self) -> Stats:
+        """The engine's load; none before it has started, and none of a dead engine, which the worker notices itself: a
+        loop that takes samples would break on it, also when it is cancelled, and so never end."""
+        if self._state != "starting":
+            with contextlib.suppress(EngineDead):
+                return self._engine.stats()
+        return Stats(slots=0)
+
     def _counts(self, stats: Stats) -> dict[str, int]:
         """Counts that samples and the worker's own report give by the same names."""
         engine = {name: getattr(stats, name) for name in ("slots", "running", "waiting", "kv_tokens", "kv_used")}
         return engine | {"steps": self._tally.steps, "step_tokens": self._tally.step_tokens}
 
     def _describe(self) -> Process:
-        starts = self._state == "starting"
-        stats = Stats(slots=0) if starts else self._engine.stats()
+        stats = self._stats()
         return msgspec.structs.replace(
             self._me,
             **self._counts(stats),
@@ -308,7 +326,7 @@ class WorkerProcess:
             reserved=self._worker.reserved if self._worker else 0,
             step_s=self._tally.step_s,
             tokens_per_s=round(self._tally.tokens_per_s(time.monotonic()), 3),
-            phase=self._phase if starts else "",
+            phase=self._phase if self._state == "starting" else "",
             away=stats.away,
             away_s=stats.away_s,
             served=dict(self._tally.served),

@@ -21,6 +21,7 @@ from streaming.jobs.places import answer_tokens, prompt_sizes
 from streaming.jobs.settings import NO_WEIGHTS
 from streaming.order import Priority
 from workers.attempt import Attempt
+from workers.engines.checked_engine import FAILED
 from workers.gate import Colocation, Gate, GateReason, HeldText, KvCapacity, LengthHistory, Smoothed, never_fits
 from workers.record import Recorder
 from workers.settings import WorkerSettings
@@ -78,7 +79,7 @@ class ChoiceStarter:
         self._is_offered = False
         """A free place is kept for the claimer until it has looked for jobs."""
         self.dead: EngineDead | None = None
-        """Raised by the engine in a callback; the worker's health check passes it on."""
+        """Raised in a callback, of which nobody hears; the worker's health check passes it on."""
         self._limits_cache = settings.gate and engine.stats().kv_tokens > 0
         """Whether the gate looks at the KV cache of this engine."""
         self.gate = Gate(LengthHistory(), Random())  # noqa: S311 - draws, no secrets
@@ -268,13 +269,17 @@ class ChoiceStarter:
         return not reason
 
     def _start(self, attempt: Attempt) -> None:
-        """Give the engine the next choice. If the engine refuses it, the job fails. Raises EngineDead."""
+        """Give the engine the next choice. If it refuses it or fails at it, the job fails. Raises EngineDead."""
         index, request = attempt.start_next()
         try:
             self._engine.submit(request)
-        except Refused as refused:
+        except EngineDead:
+            raise
+        except Exception as error:
+            if not isinstance(error, Refused):  # in a callback of the event loop: the choice would wait for ever
+                log.exception("the engine raised at a submit", extra={"job": attempt.job.id})
             self._forget_text(attempt.job.id, request.id)
-            attempt.refuse(index, refused.failure)
+            attempt.refuse(index, error.failure if isinstance(error, Refused) else FAILED)
             return
         self._starts += 1
         attempt.last_start = self._starts
@@ -391,13 +396,11 @@ class ChoiceStarter:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
         attempt.start_no_more()
-        self.waiting.pop(attempt.job.id, None)
-        if goes_on and isinstance(self._engine, Leaver):
-            for request_id in attempt.live_ids():
+        for request_id in attempt.live_ids():
+            self.forget(request_id)  # first: an engine may send the last piece within `cancel`
+            if goes_on and isinstance(self._engine, Leaver):
                 self._engine.leave(request_id)
         self.stop(attempt)
-        for request_id in attempt.live_ids():
-            self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
         """Forget a choice that the engine no longer runs for this worker."""

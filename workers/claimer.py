@@ -6,12 +6,11 @@ import asyncio
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from penstock.engine import Capabilities
+from penstock.engine import Capabilities, Failure
 from streaming.errors import Fenced, NewerMessage, Unavailable
 from streaming.jobs.codec import Cancel, Delta, Draft, Follow
 from streaming.jobs.history import NOTHING, History
@@ -22,10 +21,9 @@ from streaming.order import Priority
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
 from workers.choices import ChoiceStarter
+from workers.held_jobs import HeldJobs
+from workers.preemption import Preemption
 from workers.settings import WorkerSettings
-
-if TYPE_CHECKING:
-    from workers.worker import Worker
 
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
@@ -63,11 +61,23 @@ class Claimer:
         reader: JobReader,
         settings: WorkerSettings,
         starter: ChoiceStarter,
-        worker: Worker,
+        held: HeldJobs,
+        preemption: Preemption,
         look: asyncio.Event,
+        *,
+        begin: Callable[[Claim, History, Failure | None], None],
+        refuse: Callable[[UnreadableClaim], None],
+        on_fenced: Callable[[int], None],
     ) -> None:
+        """
+        Args:
+            begin: called with a claimed job, what earlier attempts generated, and why the engine can never run it.
+            refuse: called with a claimed job whose record is unreadable.
+            on_fenced: called with the partition in which this worker has lost its lease.
+        """
         self._lease, self._reader, self._settings = lease, reader, settings
-        self._starter, self._worker, self._look = starter, worker, look
+        self._starter, self._held, self._preemption, self._look = starter, held, preemption, look
+        self._begin, self._refuse, self._on_fenced = begin, refuse, on_fenced
         self._claims: dict[int, asyncio.Task[bool]] = {}
         """By partition, the claim that has no reply yet."""
         self._under_way: set[int] = set()
@@ -82,15 +92,13 @@ class Claimer:
         """Until this monotonic time new jobs are left to workers of another shape."""
         self._newer_until = defaultdict[int, float](float)
         """By partition: until this monotonic time its jobs of a newer version are left to newer workers."""
-        self._fenced: set[int] = set()
-        """Partitions where the worker's lease was revoked."""
         self._is_sole = False
         """Whether there is one partition alone."""
         self._ending = False
 
     async def run(self, partitions: Sequence[int]) -> None:
-        """Claim from the partitions in turn, each round beginning with another, so that none starves; partitions with a
-        revoked lease are skipped. The first round waits until the worker hears messages, which are lost before."""
+        """Claim from the partitions in turn, each round beginning with another, so that none starves. The first round
+        waits until the worker hears messages, which are lost before."""
         turn, full, loop = deque(partitions), [False], asyncio.get_running_loop()
         self._is_sole = len(partitions) == 1
         try:
@@ -151,7 +159,7 @@ class Claimer:
                 return False
             if self._is_sole:
                 # A choice that waits for a place may not wait for a slow store.
-                looked = asyncio.get_running_loop().call_later(self._settings.poll_ms / 1000, self._starter.looked)
+                looked = asyncio.get_running_loop().call_later(self._settings.poll_ms / 1000, self._starter.on_claim_round)
                 try:
                     return await self._claim(partition, want, free)
                 finally:
@@ -181,8 +189,7 @@ class Claimer:
                 events.write(message, jobs=ids, worker=self._lease.name, alone=alone)
             await self._begin_jobs(partition, claimed.jobs)
         except Fenced:
-            self._worker.lose(partition)
-            self._fenced.add(partition)
+            self._on_fenced(partition)
             return False
         except Unavailable as error:
             log.warning("no work can be claimed from partition %d, trying again: %s", partition, error)
@@ -205,10 +212,10 @@ class Claimer:
         others: list[Claim] = []
         for job in jobs:
             if isinstance(job, UnreadableClaim):
-                (newer.append if job.newer else self._worker.refuse)(job)
+                (newer.append if job.newer else self._refuse)(job)
             else:
                 (chats if job.job.priority is Priority.INTERACTIVE else others).append(job)
-        self._worker.make_room([claim.job for claim in chats])
+        self._preemption.make_room([claim.job for claim in chats])
         for claims in filter(None, (chats, others)):
             newer += await self._begin_all(claims)
         if newer:
@@ -221,7 +228,7 @@ class Claimer:
         fresh = [claim for claim in claims if not claim.earlier_runs]
         refusals = [await self._starter.refusal(claim) for claim in fresh]
         for claim, refusal in zip(fresh, refusals, strict=True):
-            self._worker.begin(claim, NOTHING, refusal)
+            self._begin(claim, NOTHING, refusal)
         continued = [claim for claim in claims if claim.earlier_runs]
         return await self._begin_continued(continued) if continued else []
 
@@ -248,7 +255,7 @@ class Claimer:
                 events.write("a job is continued", **about, tokens=sum(past.tokens))
                 earlier = tuple([attempt for attempt in record.attempts if attempt.outcome])
                 known = replace(claim, started_us=record.stamps.started, earlier_attempts=earlier)
-                self._worker.begin(known, past)
+                self._begin(known, past, None)
                 await asyncio.sleep(0)  # a long history takes a while: let the engine's next step through
         return newer
 
@@ -269,9 +276,9 @@ class Claimer:
     def _wanted(self, partition: int) -> tuple[int, int]:
         """How many jobs to claim, and how many of them find a place without a preemption. When suspects wait in a
         partition, the worker first finishes what it runs and then runs them one at a time."""
-        if partition in self._fenced or self._is_held(partition) or time.monotonic() < self._newer_until[partition]:
+        if self._is_held(partition) or time.monotonic() < self._newer_until[partition]:
             return 0, 0
-        if self._suspects and (self._worker.running or self._claims or partition not in self._suspects):
+        if self._suspects and (self._held.attempts or self._claims or partition not in self._suspects):
             return 0, 0
         if not self._starter.stats().accepts:
             self._starter.claimer_found_no_room = False
@@ -282,7 +289,7 @@ class Claimer:
         free = self._starter.room()
         self._starter.claimer_found_no_room = free <= 0
         free = max(0, free)
-        return free + (0 if self._suspects else self._starter.chat_room() + self._worker.places()), free
+        return free + (0 if self._suspects else self._starter.chat_room() + self._preemption.places()), free
 
     def _is_held(self, partition: int) -> bool:
         """Whether new jobs there are left to another shape. Not while this worker runs the partition's suspects, or may

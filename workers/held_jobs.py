@@ -9,7 +9,6 @@ from typing import TypeAlias
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, packed
 from streaming.jobs.lease import HeldJob, Lease
 from workers.attempt import Attempt
-from workers.slot_shares import MAX_PARKED_DELTAS
 
 Runs: TypeAlias = set[tuple[str, int]]
 """Jobs, each with the number of its run."""
@@ -52,10 +51,7 @@ class HeldJobs:
         return oldest
 
     def parked_frames(self, attempt: Attempt) -> list[Frame]:
-        """The deltas of all runs of a held job, as frames for its parked log; none if nothing was generated, or so much
-        that the log of a worker that leaves is kept for it instead."""
-        if attempt.seq > MAX_PARKED_DELTAS:
-            return []
+        """The deltas of all runs of a held job, as frames for its parked log; none if nothing was generated."""
         rows, openings = attempt.logged(), attempt.openings
         parts = [rows[first : first + MAX_ROWS_PER_FRAME] for first in range(0, len(rows), MAX_ROWS_PER_FRAME)]
         return [

@@ -10,21 +10,21 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.engine import Capabilities, Failure
 from penstock.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Fenced, Unavailable
-from streaming.jobs.job import JobState, is_continuable
-from streaming.jobs.lease import PREEMPTED, RETURNED, Lease
+from streaming.jobs.job import Job, JobState, is_continuable
+from streaming.jobs.lease import HANDED_BACK, PREEMPTED, RETURNED, Lease
 from streaming.order import Priority
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
 from workers.choices import ChoiceStarter
 from workers.held_jobs import HeldJobs
 from workers.record import Recorder
-from workers.slot_shares import MAX_VICTIMS, RunningJob, choose_victims, preemptible
+from workers.slot_shares import MAX_PARKED_DELTAS, MAX_VICTIMS, RunningJob, choose_victims, preemptible
 
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
@@ -69,6 +69,12 @@ class Preemption:
             return 0
         return min(MAX_PLACES, sum(job.texts for job in preemptible(self._running(), time.monotonic())))
 
+    def make_room(self, jobs: Sequence[Job]) -> None:
+        """Preempt batch jobs, if these jobs of lane interactive, which begin now, find the slots taken. Each job needs
+        one place at once: its other choices wait their turn. No text loses its place to a tokenizer's task."""
+        if texts := sum([job.task is None or job.task.computes for job in jobs]):
+            self.free(self._starter.texts + texts - self._starter.stats().slots)
+
     def free(self, texts: int) -> int:
         """Preempt jobs until `texts` places are free; returns how many jobs. The engine frees their slots with its
         step."""
@@ -112,13 +118,13 @@ class Preemption:
     def make_way(self, attempt: Attempt) -> None:
         """Preempt jobs one by one until the gate lets a job of lane interactive begin, at most MAX_VICTIMS of them;
         none if all of them together would not make enough room."""
-        if attempt.started or not attempt.waits:
+        if attempt.last_start or not attempt.waits:
             return
         victims = {job.id for job in preemptible(self._running(), time.monotonic())[:MAX_VICTIMS]}
         if not victims or not self._starter.would_start(attempt, victims):
             return
         for _ in victims:
-            if attempt.started or not attempt.waits or not self.free(1):
+            if attempt.last_start or not attempt.waits or not self.free(1):
                 return
             self._starter.start_waiting()
 
@@ -129,7 +135,7 @@ class Preemption:
             return
         self._retry_at = now + RETRY_INTERVAL_S
         for attempt in self._starter.waiting.values():
-            waits = attempt.job.task is None and not attempt.started
+            waits = attempt.job.task is None and not attempt.last_start
             if waits and attempt.job.priority is Priority.INTERACTIVE:
                 asyncio.get_running_loop().call_soon(self.make_way, attempt)
                 return
@@ -150,8 +156,10 @@ class Preemption:
         ]
 
     async def put_back(self, attempt: Attempt, outcome: str) -> None:
-        """Put the job back with its tokens. Until the store has done it, the job counts as held here."""
-        frames = self._held.parked_frames(attempt)
+        """Put the job back with its tokens. Until the store has done it, the job counts as held here. For a long job of
+        a worker that leaves, the store keeps the worker's log instead; one that goes on would trim it."""
+        is_left_in_log = outcome == HANDED_BACK and attempt.seq > MAX_PARKED_DELTAS
+        frames = [] if is_left_in_log else self._held.parked_frames(attempt)
         release = partial(self._lease.release, attempt.job.id, attempt.number, frames, outcome=outcome)
         expected = ExpectedErrors(Unavailable, log.warning, "a job cannot be put back, trying again: %s")
         try:

@@ -17,7 +17,8 @@ from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS
 from streaming.order import Priority
 
 MAX_PARKED_DELTAS = 20_000
-"""Deltas that one call puts back with a job: a few hundred kB, encoded in some ten ms."""
+"""Deltas up to which a job is preempted, and is put back with them by a worker that leaves: a few hundred kB, encoded
+in some ten ms."""
 
 
 MAX_VICTIMS = 16

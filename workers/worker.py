@@ -16,14 +16,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.engine import RETURNED, Engine, Failure, ModelCard, Piece
+from penstock.engine import RETURNED, Engine, EngineDead, Failure, ModelCard, Piece
 from penstock.loops import ExpectedErrors, retry_until, run_periodically, wait_any
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
 from streaming.jobs.codec import Cancel, Control, Cordon, Follow, Hold, Terminal, Wake
 from streaming.jobs.history import History
-from streaming.jobs.job import Job, JobState, unsupported, without_passed
+from streaming.jobs.job import JobState, unsupported, without_passed
 from streaming.jobs.lease import HANDED_BACK, Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
@@ -83,8 +83,19 @@ class Worker:
         self._checks: set[asyncio.Task[None]] = set()
         """The checks of answers and schemas that are under way."""
         self._reader = JobReader(client)
-        self._claimer = Claimer(self.lease, self._reader, settings, self._starter, self, self._room)
         self._preemption = Preemption(self.lease, self._held, self._starter, recorder, card.capabilities, self.lose)
+        self._claimer = Claimer(
+            self.lease,
+            self._reader,
+            settings,
+            self._starter,
+            self._held,
+            self._preemption,
+            self._room,
+            begin=self.begin,
+            refuse=self.refuse,
+            on_fenced=self.lose,
+        )
         self._on_cordon = on_cordon
         self._leaving = False
         self._lost: set[int] = set()
@@ -107,6 +118,10 @@ class Worker:
     def generating(self) -> bool:
         """Whether the engine runs any choice."""
         return bool(self._choices)
+
+    def die(self, error: EngineDead) -> None:
+        """Have `run` raise this error with the next check of the engine."""
+        self._starter.dead = error
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead."""
@@ -161,18 +176,10 @@ class Worker:
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
-    def places(self) -> int:
-        """How many places preemption could free for jobs of lane interactive."""
-        return self._preemption.places()
-
-    def make_room(self, jobs: Sequence[Job]) -> None:
-        """Preempt batch jobs, if these jobs of lane interactive, which begin now, find the slots taken. Each job needs
-        one place at once: its other choices wait their turn. No text loses its place to a tokenizer's task."""
-        if texts := sum([job.task is None or job.task.computes for job in jobs]):
-            self._preemption.free(self._starter.texts + texts - self._starter.stats().slots)
-
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated; or end it with its `refusal`."""
+        if claim.partition in self._lost:  # since the claim
+            return
         job, can = claim.job, self._card.capabilities
         self._drop(job.id, "the store has given it to this worker once more")
         failure = refusal or unsupported(job, can)
@@ -283,10 +290,6 @@ class Worker:
         self._end_if_over(attempt)
         self._writers[attempt.partition].send()
 
-    def _end_and_send(self, attempt: Attempt) -> None:
-        self._end(attempt)
-        self._writers[attempt.partition].send()
-
     def _send_all(self) -> None:
         for writer in self._writers:
             writer.send()
@@ -331,11 +334,10 @@ class Worker:
         return check
 
     async def _refuse_unusable(self, attempt: Attempt) -> None:
-        """End a job with a schema by which no answer can be judged while the engine generates."""
+        """End a job with a schema by which no answer can be judged while it waits at the gate or generates."""
         failure = await self._checker.schema_failure(attempt)
-        if failure is not None and not attempt.over:
-            attempt.stop(JobState.FAILED, failure)
-            self._starter.stop(attempt)
+        if failure is not None and not attempt.over and self._attempts.get(attempt.job.id) is attempt:
+            self._stop(attempt, JobState.FAILED, failure)
 
     async def _end_checked(self, attempt: Attempt) -> None:
         """End a job that asked for JSON: as failed, if its texts do not follow the schema."""
@@ -348,7 +350,8 @@ class Worker:
             return  # handed back: its next worker checks it again
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
-        self._end_and_send(attempt)
+        self._end(attempt)
+        self._send_all()
 
     # --- what the store and others say -------------------------------------------------------------------------------
 
@@ -414,13 +417,14 @@ class Worker:
         """End a job early: when the engine has stopped; at once if it waits at the gate, or is being checked."""
         ran = not attempt.over
         attempt.stop(state, failure, by)
+        ends = ran and attempt.over  # the engine has none of its choices
         if attempt.is_checked and attempt.check is not None:
             attempt.check.cancel()
-            self._end_and_send(attempt)
+            ends = True
         else:
-            self._starter.stop(attempt)
-            if ran and attempt.over:  # the engine has none of its choices
-                self._end_and_send(attempt)
+            self._starter.stop(attempt)  # an engine may send the last pieces within `cancel`
+        if ends:
+            self._end_if_over_and_send(attempt)
 
     def _drop(self, job_id: str, why: str) -> None:
         """Drop a job, if it is held, without any write to the store."""
@@ -471,12 +475,14 @@ class Worker:
 
     async def _hand_back(self) -> bool:
         """Hand back what is unfinished. Returns False if the store was away for a whole lease, which lapses then."""
-        handed_back = [self._held.park(job_id) for job_id in list(self._attempts)]
+        unfinished = [job_id for job_id, each in self._attempts.items() if not each.over or each.is_checked]
+        handed_back = [self._held.park(job_id) for job_id in unfinished]
         for attempt in handed_back:
             self._starter.let_go(attempt, goes_on=True)
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             if partition not in self._lost:
                 await writer.flushed()
+        handed_back += [self._held.park(job_id) for job_id in list(self._attempts)]  # an end that could not be made
         try:
             async with asyncio.timeout(self._client.settings.lease_ms / 1000):
                 for attempt in handed_back:

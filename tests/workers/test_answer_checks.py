@@ -25,6 +25,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
+from workers.engines.sim.settings import SimSettings
 from workers.record import Recorder
 
 pytestmark = pytest.mark.slow
@@ -124,3 +125,15 @@ async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: RedisClie
     record = await ended(wire, job.id)
     assert (failure_of(record).status, failure_of(record).param) == (400, "response_format")
     assert record.terminal.usage.completion < 3000
+
+
+async def test_a_schema_that_cannot_be_used_ends_its_job_also_at_the_gate(wire: RedisClient, start: Start) -> None:
+    """The engine never gets it, so no last piece ends it."""
+    running, queue = await start(SimSettings(step_ms=5, slots=1, kv_tokens=8192), engine=DeafEngine), Queue(wire)
+    long = await put_job(queue, max_tokens=4000)
+    await until(lambda: running.engine.stats().running == 1)
+    job = await put_job(queue, sampling=Sampling(max_tokens=10, json_schema={"type": "nope"}))
+    record = await ended(wire, job.id)
+    assert (failure_of(record).status, failure_of(record).param) == (400, "response_format")
+    await until(lambda: list(running.worker._attempts) == [long.id])
+    assert not running.worker._starter.waiting

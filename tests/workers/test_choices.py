@@ -205,3 +205,26 @@ async def test_an_engine_that_dies_when_a_later_choice_is_given_ends_the_worker(
     await put_many(queue, 10, 20)
     with pytest.raises(EngineDead, match="gone"):
         await asyncio.wait_for(running.task, 20)
+
+
+async def test_an_engine_that_raises_when_a_later_choice_is_given_fails_that_job(
+    wire: RedisClient, start: Start
+) -> None:
+    """The choice would neither run nor wait, and its job never end; others go on."""
+
+    class Raising(SimEngine):
+        count = 0
+
+        def submit(self, request: Request) -> None:
+            self.count += 1
+            if self.count == 7:
+                raise KeyError("odd")
+            super().submit(request)
+
+    running = await start(SLOW, engine=Raising)
+    job = await put_many(Queue(wire), 10, 20)
+    failure = failure_of(await ended(wire, job.id))
+    assert (failure.code, failure.status) == ("engine_error", 500)
+    await until(lambda: not running.worker.running)
+    nothing_left(running)
+    await exact(wire, await put_many(Queue(wire), 9, 5), 5)

@@ -24,6 +24,7 @@ from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from workers.claimer import Claimer
 from workers.engines.sim.settings import SimSettings
+from workers.held_jobs import HeldJobs
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
@@ -132,7 +133,7 @@ async def test_a_job_that_a_newer_worker_began_waits_for_one(wire: RedisClient, 
 
 
 def hands_that_begin_nothing() -> Any:
-    """A worker as its claimer sees it; it notes what it should begin."""
+    """Stands for the parts of a worker that its claimer has; notes what should begin."""
     hands = SimpleNamespace(
         begun=list[str](), begins=9, card=SimpleNamespace(capabilities=Capabilities()), room=lambda: 9,
         batch_room=lambda: None, kept_places=lambda: (9, ()), chat_room=lambda: 0, places=lambda: 0,
@@ -150,7 +151,9 @@ def hands_that_begin_nothing() -> Any:
 
 def a_claimer(wire: RedisClient, lease: Lease) -> tuple[Claimer, Any]:
     hands = hands_that_begin_nothing()
-    return Claimer(lease, JobReader(wire), WorkerSettings(), hands, hands, asyncio.Event()), hands
+    given = {"begin": hands.begin, "refuse": hands.refuse, "on_fenced": lambda _: None}
+    parts = hands, HeldJobs(lease), hands
+    return Claimer(lease, JobReader(wire), WorkerSettings(), *parts, asyncio.Event(), **given), hands
 
 
 async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: RedisClient) -> None:
@@ -193,7 +196,7 @@ async def test_each_round_begins_with_another_partition(wire: RedisClient) -> No
 
     lease.claim = claim  # type: ignore[method-assign]
     claimer, hands = a_claimer(wire, lease)
-    hands.on_claim_round, hands.running, hands.has_backlog = next_round, 0, False
+    hands.on_claim_round, hands.has_backlog = next_round, False
     rounds.append([])
     await claimer.run([0, 1, 2])
     assert rounds[:3] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]

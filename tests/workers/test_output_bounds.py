@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from sim_worker import FAST, Start, a_job, ended, expected, failure_of, put_job, text_of
 
 from penstock.engine import RETURNED, EngineTimes, ModelCard, Piece, Request, Step
+from streaming.jobs.codec import Frame
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
@@ -119,3 +122,37 @@ async def test_a_job_that_is_always_given_back_fails(wire: RedisClient, start: S
     record = await ended(wire, job.id)
     assert (failure_of(record).code, failure_of(record).status) == ("upstream_error", 502)
     assert [each.outcome for each in record.attempts][-2:] == ["returned", "failed"]
+
+
+class ReturningLate(SimEngine):
+    """Gives each job back once, after some tokens."""
+
+    TOKENS = 200
+
+    async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
+        self._counts = Counter[str]()
+        return await super().start(lambda pieces: on_step([self._passed(piece) for piece in pieces]), on_phase)
+
+    def _passed(self, piece: Piece) -> Piece:
+        job_id = piece.id.partition("/")[0]
+        self._counts[job_id] += 1
+        return Piece(piece.id, finish=RETURNED) if self._counts[job_id] == self.TOKENS else piece
+
+
+async def test_a_long_job_that_is_given_back_keeps_what_it_has_generated(
+    wire: RedisClient, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker goes on, and trims its log: the tokens go with the job, however many there are."""
+    monkeypatch.setattr("workers.preemption.MAX_PARKED_DELTAS", 10)
+    running, frames = await start(FAST, engine=ReturningLate), list[int]()
+    release = running.worker.lease.release
+
+    async def noted(job_id: str, number: int, parked: Sequence[Frame] = (), **options: Any) -> None:
+        frames.append(len(parked))
+        await release(job_id, number, parked, **options)
+
+    monkeypatch.setattr(running.worker.lease, "release", noted)
+    job = await put_job(Queue(wire), "long", 400)
+    record = await ended(wire, job.id)
+    assert record.state is JobState.COMPLETED and text_of(record) == expected("long", 400)
+    assert [each.outcome for each in record.attempts] == ["returned", "completed"] and frames == [1]

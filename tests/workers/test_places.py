@@ -10,13 +10,16 @@ from many_choices import job_of, nothing_left, put_many
 from sim_worker import Running, Start, a_job, put_job, until
 
 from penstock.engine import Piece, Request, Sampling, Stats
+from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Queue
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
+from workers.attempt import Attempt
 from workers.choices import PARTIAL_PER_SLOT
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
+from workers.record import Recorder
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
@@ -201,3 +204,27 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
     assert len(engine.live) == 4 and [job_of(each) for each in engine.live].count(later.id) == 1
     await until(lambda: _is_over(running))
     nothing_left(running)
+
+
+async def test_an_engine_may_send_the_last_piece_within_a_cancel(
+    bench: Bench, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that is cancelled ends once, and one that is preempted is put back."""
+    ends, ended = list[str](), recorder.ended
+
+    def noted(attempt: Attempt, end: Terminal) -> None:
+        ends.append(end.job)
+        ended(attempt, end)
+
+    monkeypatch.setattr(recorder, "ended", noted)
+    await bench.begin(0)
+    chat, line = await bench.chat(), await bench.chat(Priority.BATCH)
+    await bench.given(chat)
+    await bench.given(line)
+    await bench.queue.cancel(chat.id)
+    await until(lambda: chat.id in ends)
+    bench.running.worker._preemption.free(1)
+    await until(lambda: bench.engine.given.count(line.id) == 2)
+    bench.engine.end()
+    await until(lambda: not bench.running.worker.running)
+    assert ends == [chat.id, line.id]

@@ -6,16 +6,29 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from flow import deltas_of
 from house import free_port, redis_process
-from sim_worker import FAST, ended, put_job
+from msgspec.structs import replace
+from sim_worker import FAST, ended, expected, put_job, until
 
+from penstock.config import Config
+from penstock.engine import EngineDead, ModelCard, Piece, Stats, Step
+from streaming.fleet.processes import this_process
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
+from streaming.store.monitor import StoreMonitor
+from telemetry.metrics import Metrics
+from telemetry.tracing import Tracing
+from workers.__main__ import EXIT_LOST, WorkerProcess
 from workers.engines.sim.engine import SimEngine
 from workers.record import Recorder
 from workers.settings import WorkerSettings
@@ -56,6 +69,73 @@ async def test_a_worker_that_never_reached_the_store_ends_when_told(recorder: Re
     await asyncio.wait_for(task, 20)
     await engine.stop()
     await wire.close()
+
+
+async def at_work(
+    wire: RedisClient, engine: SimEngine, said: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[WorkerProcess, asyncio.Task[int]]:
+    """A worker process at work, without its start, and the task that gives its exit code."""
+    monkeypatch.setattr("workers.__main__.collect_rarely", lambda: None)
+    lifeline: Any = SimpleNamespace(say=lambda *words: said.append(words), note_away=lambda _: None)
+    me, metrics = replace(this_process("worker", "worker-1"), model="m"), Metrics.start("", "worker")
+    process = WorkerProcess(me, Config({}), engine, metrics, Tracing(), lifeline)
+    process._store = StoreMonitor(wire)
+    card = await engine.start(process._on_step, lambda _: None)
+    working = asyncio.create_task(process._work(wire, card))
+    await until(lambda: process._state == "ready")
+    return process, working
+
+
+class Deferring(SimEngine):
+    """Calls in a callback of the event loop, whose errors nobody hears."""
+
+    async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
+        loop = asyncio.get_running_loop()
+
+        def deferred(pieces: list[Piece]) -> None:
+            loop.call_soon(on_step, pieces)
+
+        return await super().start(deferred, on_phase)
+
+
+async def test_a_worker_that_cannot_take_a_step_ends(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It logs no token behind those that it has lost: others continue its jobs."""
+    engine, said = Deferring("m", FAST), list[tuple[str, str]]()
+    process, working = await at_work(wire, engine, said, monkeypatch)
+    assert process._worker is not None
+    monkeypatch.setattr(process._worker._starter, "end", {}.popitem)
+    _, job = [await put_job(Queue(wire), text, tokens) for text, tokens in (("short", 50), ("long", 4000))]
+    assert await asyncio.wait_for(working, 20) == EXIT_LOST
+    assert said[-1][0] == "failed" and said[-1][1].startswith("engine dead: a step was lost: TypeError")
+    reader = JobReader(wire)
+    rows = await deltas_of(reader, await reader.record(job.id))
+    assert "".join([row.text for row in rows]) == expected("long", len(rows))
+    await engine.stop()
+
+
+class Silent(SimEngine):
+    """Breaks when it is asked for its load, once the test says so."""
+
+    is_broken = False
+
+    def stats(self) -> Stats:
+        if self.is_broken:
+            raise EngineDead("it gives no stats")
+        return super().stats()
+
+
+async def test_an_engine_that_breaks_when_it_is_asked_ends_its_worker(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that has failed, not as one that does not start; nothing of the worker goes on."""
+    engine, said, before = Silent("m", FAST), list[tuple[str, str]](), asyncio.all_tasks()
+    _, working = await at_work(wire, engine, said, monkeypatch)
+    engine.is_broken = True
+    assert await asyncio.wait_for(working, 20) == EXIT_LOST
+    assert said[-1] == ("failed", "engine dead: it gives no stats")
+    await engine.stop()
+    running = [task.get_coro().__qualname__ for task in asyncio.all_tasks() - before]  # type: ignore[union-attr]
+    assert not [name for name in running if name.startswith(("Worker.", "Writer.", "supervise"))]
 
 
 @pytest.mark.parametrize(

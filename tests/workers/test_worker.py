@@ -195,6 +195,41 @@ async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
     await wire.close()
 
 
+async def test_a_claim_whose_lease_is_lost_meanwhile_begins_nothing(wire: RedisClient, start: Start) -> None:
+    """The logs of its jobs were being read meanwhile; another worker has them by then."""
+    running, job = await start(), a_job(Queue(wire))
+    running.worker._lost.add(0)
+    running.worker.begin(a_claim(job), NOTHING)
+    assert not running.worker.running and not running.worker._starter.texts
+
+
+async def test_a_job_that_ends_while_its_worker_leaves_is_not_handed_back(
+    wire: RedisClient, start: Start, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is written behind the drain's time: it has its record and its line in the log."""
+    written, handed_back, gate = list[str](), list[str](), asyncio.Event()
+    monkeypatch.setattr(recorder, "written", lambda ends, *_: written.extend([end.job for _, end in ends]))
+    monkeypatch.setattr(recorder, "released", handed_back.append)
+    leaving = await start(FAST, WorkerSettings(drain_s=0))
+    lease = leaving.worker.lease
+    write = lease.calls
+
+    async def held_up(calls: object) -> None:
+        await gate.wait()
+        await write(calls)  # type: ignore[arg-type]
+
+    lease.calls = held_up  # type: ignore[method-assign]
+    lease.send_nowait = lambda *_: False  # type: ignore[method-assign]  # so that all goes that way
+    job = await put_job(Queue(wire))
+    await until(lambda: any(attempt.over for attempt in leaving.worker._attempts.values()))
+    leaving.stop.set()
+    await asyncio.sleep(0.2)
+    gate.set()
+    await asyncio.wait_for(leaving.task, 20)
+    assert (await JobReader(wire).record(job.id)).state is JobState.COMPLETED
+    assert (written, handed_back) == ([job.id], [])
+
+
 async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: RedisClient, start: Start) -> None:
     """There is nothing left to drain, however long the grace time is."""
     running = await start(SimSettings(step_ms=20, prefill_ms=1), WorkerSettings(drain_s=600))

@@ -158,6 +158,7 @@ def joined(request_id: str, pieces: Iterable[Piece]) -> Piece:
         ids=tuple(number for piece in pieces for number in piece.ids),
         n=sum(piece.n for piece in pieces),
         logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
+        served_by=next((piece.served_by for piece in pieces if piece.served_by), ""),
         extras=merged([piece.extras for piece in pieces if piece.extras]) or None,
     )
 

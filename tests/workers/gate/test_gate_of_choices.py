@@ -15,6 +15,8 @@ from streaming.order import Priority
 from workers.attempt import Attempt
 from workers.choices import MAX_CLAIM, ChoiceStarter
 from workers.gate import SAMPLE_INTERVAL_S
+from workers.held_jobs import HeldJobs
+from workers.preemption import Preemption
 from workers.settings import WorkerSettings
 
 CARD = ModelCard(name="m", engine="sim", context=4096, max_output=4000, capabilities=Capabilities(), created=0)
@@ -52,11 +54,13 @@ class Bench:
         )
         self._count = 0
 
-    def text(self, prompt: int | Text = 100, limit: int = 100, lane: Priority = Priority.STANDARD) -> Attempt:
-        """A prompt of so many tokens, or one sent as text."""
+    def text(
+        self, prompt: int | Text = 100, limit: int = 100, lane: Priority = Priority.STANDARD, n: int = 1
+    ) -> Attempt:
+        """A prompt of so many tokens, or one sent as text, with `n` choices."""
         self._count += 1
         sent = Tokens(((1,) * prompt,)) if isinstance(prompt, int) else prompt
-        sampling = Sampling(max_tokens=limit)
+        sampling = Sampling(max_tokens=limit, n=n)
         made = Job(id=f"0-{self._count}", model="m", tenant="t", priority=lane, sampling=sampling, prompt=sent)
         attempt = Attempt(a_claim(made, self._count, attempt=1))
         attempt.queue_choices()
@@ -172,3 +176,19 @@ def test_lines_of_a_batch_begin_only_while_a_chat_keeps_its_targets() -> None:
     for attempt, _ in list(bench.starter.running.values()):
         bench.give(attempt, 100, "length")
     assert bench.begin(late)
+
+
+def test_who_has_had_a_place_preempts_nobody_for_the_next_one() -> None:
+    """The first choice of a chat has ended and the second waits, beside a line of a batch."""
+    bench = Bench(Stats(slots=1, kv_tokens=1000))
+    chat, line = bench.text(lane=Priority.INTERACTIVE, n=2), bench.text(lane=Priority.BATCH)
+    assert bench.begin(chat)
+    bench.give(chat, 1, "length")
+    assert bench.begin(line) and chat.waits and not chat.started
+    bench.starter.waiting[chat.job.id] = chat
+    held, lease, taken = HeldJobs(cast(Any, None)), cast(Any, None), cast(Any, bench.noted)
+    held.attempts[line.job.id] = line
+    preemption = Preemption(lease, held, bench.starter, taken, CARD.capabilities, lambda _: None)
+    assert preemption.places() == 1
+    preemption.make_way(chat)
+    assert list(held.attempts) == [line.job.id]

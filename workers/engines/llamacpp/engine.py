@@ -329,7 +329,12 @@ class LlamacppEngine:
     def _end(self, generation: Generation) -> None:
         with self._lock:
             self._live.pop(generation.id, None)
-        self._push(generation.last())
+        try:
+            last = generation.last()
+        except Exception as error:  # noqa: BLE001 - nobody awaits this thread: the request would never end
+            _log.exception("the end of a request failed")
+            last = Piece(generation.id, failure=llama.engine_error(f"its end failed: {type(error).__name__}"))
+        self._push(last)
 
     def _generate(self, generation: Generation, slot: Slot) -> None:
         """Run the request; blocks until it has ended. Raises what the library or the callback raised."""

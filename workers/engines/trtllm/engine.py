@@ -153,7 +153,11 @@ class TrtllmEngine:
         plain = self._arguments(library, context, optional)
         on_phase("loading weights")
         llm = await self._loaded(lambda: library.llm(**trtllm_args.arguments(plain, library)))
-        self._engine = self._inspect(llm, library, optional, checkpoint, context)
+        try:
+            self._engine = self._inspect(llm, library, optional, checkpoint, context)
+        except BaseException:
+            await ends_in_time(llm.shutdown, self._shutdown_s)
+            raise
         if settings.enable_iter_perf_stats:
             threading.Thread(target=self._read_statistics, args=(llm.get_stats,), daemon=True).start()
         return self._card(self._engine)

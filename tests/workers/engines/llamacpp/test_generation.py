@@ -3,14 +3,18 @@ and how an answer with it is marked and continued."""
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from model_file import prompts_of
 
-from penstock.engine import ChatTurn, Request, Sampling
+from penstock.engine import ChatTurn, Piece, Request, Sampling
 from penstock.tools import REASONING, TEXT
+from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.request import Generation
+from workers.engines.llamacpp.settings import LlamacppSettings
 
 SWITCH = """{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]
 {%- if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"""
@@ -119,3 +123,14 @@ def test_without_max_tokens_the_context_is_the_limit() -> None:
         generation.take(chunk(number, "a"))
     last = generation.last()
     assert (last.finish, last.prompt_tokens, last.cached_tokens) == ("length", 2, 1)
+
+
+async def test_a_request_whose_end_cannot_be_told_fails() -> None:
+    """It ends in a thread of its own, which nobody watches: without a last piece, its job would wait for ever."""
+    engine, steps = LlamacppEngine("m", LlamacppSettings(), Path("none")), asyncio.Queue[list[Piece]]()
+    engine._on_step, engine._loop = steps.put_nowait, asyncio.get_running_loop()
+    generation = Generation(Request("r", "a", Sampling()), ["a"], 100)
+    generation.last = {}.popitem  # type: ignore[assignment]
+    engine._end(generation)
+    (piece,) = await asyncio.wait_for(steps.get(), 20)
+    assert piece.id == "r" and piece.failure is not None and piece.failure.code == "engine_error"

@@ -403,6 +403,15 @@ async def test_start_reads_context_and_end_tokens_from_the_checkpoint(rig: Any, 
     assert (params(started)["end_id"], params(started)["stop_token_ids"]) == (END, [TURN])
 
 
+async def test_an_engine_that_cannot_be_used_is_shut_down(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has loaded, and would keep its GPUs after the worker's end."""
+    monkeypatch.setattr(ToyTokenizer, "eos_token_id", None)
+    with pytest.raises(EngineDead, match="end-of-text"):
+        await rig()
+    DoubleLLM.instances[-1].hang.set()
+    assert DoubleLLM.instances[-1].shutdowns == 1
+
+
 async def test_the_context_is_no_longer_than_the_kv_cache(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose context exceeds the memory left for it is described by what fits."""
     monkeypatch.setattr(DoubleLLM, "get_kv_cache_capacity", lambda self: {"maxNumTokens": 100})

@@ -197,6 +197,18 @@ async def test_a_stream_of_30_minutes_lives(monkeypatch: pytest.MonkeyPatch) -> 
     assert not reader.done.done() and len(pieces) == 40 and clock.now > 1000 + 1800
 
 
+async def test_the_first_chunks_name_another_model_also_if_one_read_brings_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the name, the answer and its bill would be the asked model's."""
+    pieces = list[Piece]()
+    reader, _ = a_reader(Clock(monkeypatch), pieces)
+    reader.generation.move_to("b")
+    reader.on_body(2 * TOKEN)
+    reader.on_body(TOKEN)
+    assert [(piece.text, piece.served_by) for piece in pieces] == [(" x x", "b"), (" x", "")]
+
+
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("data", NOTHING)
 async def test_what_brings_no_token_keeps_no_stream_alive(
