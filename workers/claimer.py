@@ -159,7 +159,8 @@ class Claimer:
                 return False
             if self._is_sole:
                 # A choice that waits for a place may not wait for a slow store.
-                looked = asyncio.get_running_loop().call_later(self._settings.poll_ms / 1000, self._starter.on_claim_round)
+                on_round = self._starter.on_claim_round
+                looked = asyncio.get_running_loop().call_later(self._settings.poll_ms / 1000, on_round)
                 try:
                     return await self._claim(partition, want, free)
                 finally:
