@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from house import LONG_LEASE, House, redis_process, serving, unstarted
+from house import LONG_LEASE, House, module_house, redis_process, unstarted
 from hypothesis import HealthCheck, settings
 from redis import Redis
 from watchdog import Watchdog
@@ -129,12 +129,8 @@ def real_model() -> Path:
         return weights.fetch(folder, lambda _what, _done, _of: None)
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """An API process and a worker with the simulated engine, for the tests of one module."""
-    folder = tmp_path_factory.mktemp("house")
-    with serving(folder, "workers", **LONG_LEASE) as house:
-        yield house
+house = module_house("workers", **LONG_LEASE)
+"""An API process and a worker with the simulated engine, for the tests of one module."""
 
 
 @pytest.fixture

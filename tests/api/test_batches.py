@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batching import answers_are_right, begin, client, content, ended, jsonl, line, nothing_left_over, reaches
-from house import House, eventually, serving
+from house import House, eventually, module_house
 from openai import BadRequestError, OpenAI, UnprocessableEntityError
 from redis import Redis
 
@@ -25,12 +24,8 @@ from streaming.redis.settings import RedisSettings
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """One of each role; requests may ask for faults."""
-    folder = tmp_path_factory.mktemp("house")
-    with serving(folder, "workers", "offline", PENSTOCK_SIM_FAULTS="true", PENSTOCK_SIM_SLOTS="16") as house:
-        yield house
+house = module_house("workers", "offline", PENSTOCK_SIM_FAULTS="true", PENSTOCK_SIM_SLOTS="16")
+"""One of each role; requests may ask for faults."""
 
 
 @pytest.fixture

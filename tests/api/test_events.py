@@ -9,17 +9,16 @@ import json
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, TextIO, cast
 
 import msgspec
 import pytest
 from connections import PATIENCE_S
-from flow import append, delta, waits_again
+from flow import append, delta, until, waits_again
 from hand import LEASE_MS, Hand, lapse
-from house import House, unstarted
+from house import House, module_house
 from starlette.types import Message
 from stream_reader import Event, StreamReader, events_in
 
@@ -60,21 +59,15 @@ class Listener(StreamReader):
 
     async def until(self, name: str, count: int = 1) -> None:
         """Wait until so many events of a kind have come."""
-        await self.until_true(lambda: [event.name for event in self.events].count(name) >= count)
+        await until(lambda: [event.name for event in self.events].count(name) >= count)
 
     async def ended(self) -> list[Event]:
         await self.read_out()
         return self.events
 
 
-@pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """An API process without workers, on a server of its own."""
-    folder: Path = tmp_path_factory.mktemp("door")
-    with unstarted(folder) as house:
-        house.environ["PENSTOCK_REDIS_LEASE_MS"] = str(LEASE_MS)
-        house.start_api()
-        yield house
+door = module_house(PENSTOCK_REDIS_LEASE_MS=str(LEASE_MS))
+"""An API process without workers, on a server of its own."""
 
 
 @pytest.fixture
@@ -429,12 +422,10 @@ def names_in(lines: TextIO) -> list[str]:
 async def test_a_chat_stream_whose_text_was_lost_ends_with_an_error(door: House, door_wire: RedisClient) -> None:
     """Its text cannot be taken back, so it is told, and the job goes on for others."""
     chat = StreamReader(door.port, "/v1/chat/completions", BODY | {"stream": True})
-    async with asyncio.timeout(30):
-        while not await door_wire.redis.xlen(partition_key(0, "lane", "sim", "interactive")):
-            await asyncio.sleep(0.01)
+    await until(lambda: door_wire.redis.xlen(partition_key(0, "lane", "sim", "interactive")))
     first = await Hand.claiming(door_wire)
     await first.write("abc")
-    await chat.until_true(lambda: len(chat.events) >= 3)
+    await until(lambda: len(chat.events) >= 3)
     await door_wire.redis.delete(partition_key(0, "log", first.lease.id))
     await lapse(door_wire, first.lease)
     second = await Hand.claiming(door_wire)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from batching import client, jsonl, line
-from house import House, eventually, key_rows, serving
+from house import House, eventually, key_rows, module_house
 from openai import BadRequestError, NotFoundError, OpenAI
 from redis import Redis
 
@@ -24,14 +23,8 @@ from streaming.redis.settings import RedisSettings
 LIMIT = 64 * 1024
 
 
-@pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """An API process with two tenants and a small limit; nothing behind it."""
-    folder = tmp_path_factory.mktemp("door")
-    limits = f"[files]\nsize_limit = {LIMIT}\n[batch]\nmax_lines = 50\n"
-    (folder / "penstock.toml").write_text(limits + key_rows(ann="", bob=""))
-    with serving(folder) as house:
-        yield house
+door = module_house(settings=f"[files]\nsize_limit = {LIMIT}\n[batch]\nmax_lines = 50\n" + key_rows(ann="", bob=""))
+"""An API process with two tenants and a small limit; nothing behind it."""
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from typing import Any, cast
 from unittest.mock import MagicMock, Mock
 
 import pytest
+from api_in_process import api_in_process
+from flow import until
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
@@ -20,6 +22,8 @@ from api.auth.keys import LOCAL_CALLER
 from api.openai import errors
 from api.services import Services
 from api.settings import ApiSettings
+from api.stream.connection import Connection
+from streaming.redis.client import RedisClient
 from telemetry.process import start_tracing
 
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
@@ -131,6 +135,31 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+async def test_a_client_that_leaves_while_the_store_is_asked_is_no_error(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked, left, lose = asyncio.Event(), asyncio.Event(), Connection.connection_lost
+    async with api_in_process(RedisClient.open(wire.settings)) as api:
+        recent = api.services.summaries.recent
+
+        async def slow(*args: Any) -> Any:
+            asked.set()
+            await left.wait()
+            return await recent(*args)
+
+        def lost(connection: Connection, error: Exception | None) -> None:
+            lose(connection, error)
+            left.set()
+
+        monkeypatch.setattr(api.services.summaries, "recent", slow)
+        monkeypatch.setattr(Connection, "connection_lost", lost)
+        asking = asyncio.create_task(api.client.get("/v1/jobs"))
+        await asked.wait()
+        asking.cancel()
+        await until(lambda: b'endpoint="/v1/jobs"' in api.services.metrics.expose())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 @pytest.mark.parametrize(

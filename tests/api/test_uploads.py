@@ -112,38 +112,35 @@ async def test_parts_and_their_headers_are_bounded(
     assert left(file_store) == []
 
 
-async def test_the_limit_holds_while_it_is_read(file_store: FileStore) -> None:
-    """What comes behind the limit is not even asked for."""
-    given = 0
+class Endless:
+    """A form that does not end; `given`: how many pieces of its file were asked for."""
 
-    async def endless() -> AsyncIterator[bytes]:
-        nonlocal given
+    def __init__(self, size: int) -> None:
+        self.given, self._size = 0, size
+
+    async def pieces(self) -> AsyncIterator[bytes]:
         yield form()[:-15]
         while True:
-            given += 1
-            yield b"x" * 1024
+            self.given += 1
+            yield b"x" * self._size
 
+
+async def test_the_limit_holds_while_it_is_read(file_store: FileStore) -> None:
+    """What comes behind the limit is not even asked for."""
+    endless = Endless(1024)
     with pytest.raises(ApiError) as refused:
-        await receive(endless(), KIND, file_store, allowed(), 5)
-    assert refused.value.status == 413 and given <= LIMIT // 1024 + 1
+        await receive(endless.pieces(), KIND, file_store, allowed(), 5)
+    assert refused.value.status == 413 and endless.given <= LIMIT // 1024 + 1
     assert left(file_store) == []
 
 
 async def test_the_quota_holds_while_it_is_read(file_store: FileStore) -> None:
     """What a tenant keeps and what it sends beside this are taken off, and nothing of it is counted behind its end."""
-    given, coming = 0, Counter({"t": 500, "other": 10**9})
-
-    async def endless() -> AsyncIterator[bytes]:
-        nonlocal given
-        yield form()[:-15]
-        while True:
-            given += 1
-            yield b"x" * 100
-
+    endless, coming = Endless(100), Counter({"t": 500, "other": 10**9})
     with pytest.raises(QuotaExceeded) as refused, Allowance(coming, "t", LIMIT, 1000, 2500) as allowance:
-        await receive(endless(), KIND, file_store, allowance, 5)
+        await receive(endless.pieces(), KIND, file_store, allowance, 5)
     assert (refused.value.name, refused.value.used, refused.value.limit) == ("file_bytes", 1500, 2500)
-    assert given <= 1000 // 100 + 1 and coming == {"t": 500, "other": 10**9} and left(file_store) == []
+    assert endless.given <= 1000 // 100 + 1 and coming == {"t": 500, "other": 10**9} and left(file_store) == []
 
 
 @pytest.mark.parametrize(("length", "raised"), [(LIMIT + 65_537, ApiError), (66_600, QuotaExceeded), (66_000, None)])

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from api_in_process import LocalApi, api_in_process
 from fake_upstream import ANSWER, MODEL, FakeUpstream, Fault, serving
-from sim_worker import Running, recorder, until
+from sim_worker import Running, has_deltas, recorder, until
 from upstream_bench import FAST
 from upstream_worker import StartUpstream, start_upstream
 
@@ -369,16 +369,11 @@ class Pair:
         running = await self._start(settings, model="sim", others={"spare": spare})
         self.workers.append(running)
         pools: Any = running.engine._pools  # type: ignore[attr-defined]
-        await asyncio.wait_for(_ready(lambda: all(pool.ready for pool in pools)), 10)
+        await until(lambda: all(pool.ready for pool in pools))
 
     async def chat(self, **more: Any) -> Any:
         body = {"model": "sim", "messages": HELLO, "max_tokens": 10} | more
         return await self.api.post("/v1/chat/completions", body)
-
-
-async def _ready(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -460,7 +455,8 @@ async def test_a_lost_workers_answer_is_continued_by_the_model_that_began_it(pai
         return bool(pair.other.sent) and pair.other.running == 1
 
     await until(begun)
-    await asyncio.sleep(0.3)
+    (job,) = (await pair.api.client.get("/v1/jobs")).json()["data"]
+    await until(lambda: has_deltas(wire, job["id"], 3))
     first = pair.workers[0]
     first.task.cancel()
     await asyncio.gather(first.task, return_exceptions=True)

@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from batching import answers_are_right, jsonl, line, said
-from house import House, eventually, serving
+from house import House, eventually, module_house
 
 from cli.__main__ import main
 from cli.batch import BatchRun, Recipe, batch_lines, prepare
@@ -26,12 +25,8 @@ pytestmark = pytest.mark.slow
 RECIPE = Recipe("sim", options={"max_tokens": 6})
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """One of each role."""
-    folder = tmp_path_factory.mktemp("house")
-    with serving(folder, "workers", "offline", PENSTOCK_SIM_SLOTS="8") as house:
-        yield house
+house = module_house("workers", "offline", PENSTOCK_SIM_SLOTS="8")
+"""One of each role."""
 
 
 @pytest.mark.parametrize(("name", "text"), [

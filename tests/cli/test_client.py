@@ -398,7 +398,7 @@ def test_the_admin_token_goes_to_its_own_instance_alone(
         token_hash = home.new_admin_token()
         token = home.admin_token.read_text()
         assert main(["dlq", "ls"]) == 0 and main(["jobs", "show", "job_x"]) == 0
-    assert token_hash == hashlib.sha256(token.encode()).hexdigest()
+    assert token_hash == hashlib.sha256(token.encode()).hexdigest() and len(door.requests) == 2
     for path, headers, _ in door.requests:
         expected = token if sent and path.startswith("/admin") else "a-key"
         assert headers["authorization"] == f"Bearer {expected}", path

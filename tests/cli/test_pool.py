@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from flow import until
 from msgspec import structs
 
 from cli.instance import ProcessEntry
@@ -180,9 +181,7 @@ async def test_workers_are_bounded(basin: Basin) -> None:
     first, second, *_ = (*sorted(allowed()), 0)
     expected = [f"{{{cpu}}} {512 * 1024 * 1024} 3\n" for cpu in (first, second if len(allowed()) > 1 else first)]
     logs = [basin.folder / f"worker-{number}.log" for number in (1, 2)]
-    async with asyncio.timeout(WAIT_S):
-        while [log.read_text() if log.exists() else "" for log in logs] != expected:
-            await asyncio.sleep(0.05)
+    await until(lambda: [log.read_text() if log.exists() else "" for log in logs] == expected)
 
 
 async def test_redis_down_changes_nothing(
@@ -193,9 +192,7 @@ async def test_redis_down_changes_nothing(
     await basin.size(basin.a, 2)
     wire, told = RedisClient.open(RedisSettings(url="redis://127.0.0.1:1/0")), list[str]()
     following = asyncio.create_task(follow([basin.a], Plans(wire), "up@here", told.append))
-    async with asyncio.timeout(WAIT_S):
-        while "cannot be followed" not in caplog.text:
-            await asyncio.sleep(0.01)
+    await until(lambda: "cannot be followed" in caplog.text)
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from batching import said
-from house import House, eventually, free_port, redis_process, serving
+from house import House, eventually, free_port, module_house, redis_process
 from redis import Redis
 
 pytestmark = pytest.mark.slow
@@ -26,11 +26,8 @@ OF_OTHERS = {"engine"}
 """Folders of examples that have their own tests."""
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """One of each role, with the settings that they have without any."""
-    with serving(tmp_path_factory.mktemp("house"), "workers", "offline") as house:
-        yield house
+house = module_house("workers", "offline")
+"""One of each role, with the settings that they have without any."""
 
 
 def environ_of(house: House, **more: str) -> dict[str, str]:

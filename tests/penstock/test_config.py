@@ -90,7 +90,8 @@ def test_mistakes_are_named(tmp_path: Path, text: str, environ: dict[str, str], 
 def test_sections_of_other_processes_are_left_to_them(tmp_path: Path) -> None:
     """A role reads its own sections and accepts that there are others."""
     path = written(tmp_path, "[sim]\nstep_ms = 1\n[scheduler]\ntick_s = 2\n")
-    load(KINDS, path=path, environ={"PENSTOCK_SIM_STEP_MS": "3"})
+    found = load(KINDS, path=path, environ={"PENSTOCK_SIM_STEP_MS": "3", "PENSTOCK_API_PORT": "9"})
+    assert found.section("api", ApiSettings).port == 9
 
 
 def test_merged_settings_reach_a_child_process_and_nobody_else(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_real_processes_go_along_each_arrow(house: House) -> None:
     ended(moved, "in_progress", "cancelled")
     ended(submit(house, max_tokens=3), "in_progress", "completed")
     ended(submit(house, "[[fail@5]]"), "in_progress", "failed")
-    ended(submit(house, deadline_ms=500), "in_progress", "expired")
+    ended(submit(house, deadline_ms=2000), "in_progress", "expired")
     assert seen == DRAWN
 
 

@@ -5,29 +5,17 @@ Hypothesis draws the steps; what fails is shrunk to the shortest run. PENSTOCK_E
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 from collections import defaultdict
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-import uvloop
 from flow import append, delta, deltas_of, kept, sections_of
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from order_model import OrderModel
-from redis import Redis
+from store_machine import StoreMachine, run_machine
 
 from streaming.errors import Fenced, KeyReused
 from streaming.jobs.codec import Delta, Frame, Opening, Run, Terminal, decode_reply
@@ -52,8 +40,6 @@ HOUR_MS = 3_600_000
 OWN, OTHER = channel("api", "own"), channel("api", "other")
 """Where a job's own reader listens, and one that joins later."""
 PRIORITIES = st.sampled_from([Priority.STANDARD, Priority.STANDARD, Priority.BATCH])
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -121,16 +107,11 @@ class Expected:
         return list(kept(self.rows)) if self.state.final else self.rows
 
 
-class QueueMachine(RuleBasedStateMachine):
+class QueueMachine(StoreMachine):
     """Every rule does one thing to the store and says what must have come of it."""
-
-    url = ""
 
     def __init__(self) -> None:
         super().__init__()
-        with Redis.from_url(self.url) as client:
-            client.flushall()
-        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.jobs: dict[str, Expected] = {}
         self.keys: dict[tuple[str, str], Expected] = {}
         self.workers: list[Worker] = []
@@ -150,9 +131,6 @@ class QueueMachine(RuleBasedStateMachine):
             self.start()
         for priority in jobs:
             self.put("t", priority, "", "x", {}, True)
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(work)
 
     async def _listen(self) -> None:
         await self.pubsub.subscribe(OWN, OTHER)
@@ -728,20 +706,4 @@ class QueueMachine(RuleBasedStateMachine):
 def test_the_scripts_do_what_the_model_says(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
     """Random lives of jobs and workers, each checked after every step and drained at its end."""
     caplog.set_level(logging.ERROR)
-
-    class Bound(QueueMachine):
-        url = redis_url
-
-    run_state_machine_as_test(
-        Bound,
-        settings=settings(
-            max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")),
-            derandomize=settings.default.derandomize and "PENSTOCK_EXAMPLES" not in os.environ,
-            stateful_step_count=50,
-            deadline=None,
-            database=None,
-            # A failure is told as it was found: making it smaller takes minutes against a real server.
-            phases=[Phase.explicit, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(QueueMachine, redis_url, steps=50)

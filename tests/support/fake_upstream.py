@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import time
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
@@ -82,6 +83,7 @@ class Sent:
     path: str
     body: dict[str, Any]
     headers: dict[str, str] = field(default_factory=dict)
+    at: float = field(default_factory=time.monotonic)
 
     @property
     def continues(self) -> bool:

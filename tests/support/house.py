@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import pytest
 from forked import Forked, can_fork
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -117,6 +118,20 @@ def serving(folder: Path, *roles: str, **environ: str) -> Iterator[House]:
         house.environ |= environ
         house.start_all(*roles)
         yield house
+
+
+def module_house(*roles: str, settings: str = "", **environ: str) -> Any:
+    """A fixture: such a house for the tests of one module, with this text as its penstock.toml."""
+
+    @pytest.fixture(scope="module")
+    def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+        folder = tmp_path_factory.mktemp("house")
+        if settings:
+            (folder / "penstock.toml").write_text(settings)
+        with serving(folder, *roles, **environ) as house:
+            yield house
+
+    return house
 
 
 def start_role(

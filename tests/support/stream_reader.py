@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
 from typing import Any, NamedTuple
 
@@ -63,12 +62,6 @@ class StreamReader(threading.Thread):
     @property
     def events(self) -> list[Any]:
         return [event.data for event in events_in(self.data)]
-
-    async def until_true(self, condition: Callable[[], object]) -> None:
-        """Wait until what has come meets a condition."""
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.01)
 
     async def read_out(self) -> None:
         """Wait for the end of the answer."""

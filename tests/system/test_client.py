@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from batching import said
+from flow import until
 from house import House, free_port, key_rows, unstarted
 from severing import store_cut
 
@@ -109,8 +110,7 @@ async def test_many_streams_of_an_asyncio_client_survive_together(tmp_path: Path
                     got[number].append(event)
 
             reading = asyncio.gather(*(read(number) for number in range(20)))
-            while not all(any(event.text for event in events) for events in got):
-                await asyncio.sleep(0.01)
+            await until(lambda: all(any(event.text for event in events) for events in got))
             killed(doors[0])
             await reading
             assert [texts(events)[0] for events in got] == [said(f"ask {number}", TOKENS) for number in range(20)]

@@ -1,8 +1,9 @@
-"""A streamed chat makes at most as many function calls and store commands as price.json says.
+"""A streamed chat makes as many function calls and store commands as price.json says.
 
 Counts the function calls of the API process and of the worker (Python 3.11), and the store's commands, for one streamed
 chat of eight tokens. Counts depend less on the machine's load than times do, but include periodic work. A change that
-lowers a count lowers price.json; one that must raise it says why in its commit.
+lowers a count lowers price.json, or the test fails once it is under FLOOR; one that must raise it says why in its
+commit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COUNTED = TREE / "tests/support/counted"
 EXPECTED = json.loads(Path(__file__).with_name("price.json").read_text(encoding="utf-8"))
 ROUNDS, CHATS = 6, 8
 """The cheapest round counts: a slower round contains more periodic work."""
-BOUND = 1.05
+FLOOR, BOUND = 0.9, 1.05
 STEADY = {"PENSTOCK_REDIS_LEASE_MS": "60000", "PENSTOCK_SIM_STEP_MS": "12"}
 """Few heartbeats, and steps far enough apart that each is a write of its own."""
 
@@ -38,7 +39,7 @@ def calls_of(process: subprocess.Popen[bytes], path: Path) -> int:
     return int(path.read_text())
 
 
-def test_a_streamed_chat_costs_at_most_what_it_did(empty_house: House, tmp_path: Path) -> None:
+def test_a_streamed_chat_costs_what_it_did(empty_house: House, tmp_path: Path) -> None:
     house, counts = empty_house, {role: tmp_path / role for role in ("api", "workers")}
 
     def environ(role: str) -> dict[str, str]:
@@ -74,4 +75,5 @@ def test_a_streamed_chat_costs_at_most_what_it_did(empty_house: House, tmp_path:
         connection.close()
         store.close()
     prices = {name: round(price, 1) for name, price in cheapest.items()}
-    assert all(price <= BOUND * EXPECTED[name] for name, price in prices.items()), f"{prices}, expected: {EXPECTED}"
+    within = [FLOOR <= price / EXPECTED[name] <= BOUND for name, price in prices.items()]
+    assert all(within), f"{prices}, expected: {EXPECTED}"

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from house import House, eventually, free_port, unstarted
+from stream_reader import StreamReader
 
 from telemetry.records.reader import Skipped, read_records
 from telemetry.records.schema import DeliveryRecord, Record, RequestRecord
@@ -134,8 +135,8 @@ def test_a_job_whose_worker_is_killed_has_one_record_of_all_attempts(house: Hous
     worker = house.start("workers")
     house.wait_ready()
     job_id = submit(house, 800)
-    eventually(lambda: shown(house, job_id)["status"] == "in_progress")
-    time.sleep(0.3)
+    reader = StreamReader(house.port, f"/v1/jobs/{job_id}/events")
+    eventually(lambda: b"event: delta" in reader.data)
     worker.kill()
     worker.wait()
     house.start("workers", "--id", "worker-2")
@@ -182,8 +183,8 @@ def test_jobs_that_no_worker_ends_have_records_from_the_api_alone(house: House) 
     worker = house.start("workers")
     house.wait_ready()
     given_up = submit(house, LONG)
-    eventually(lambda: shown(house, given_up)["status"] == "in_progress")
-    time.sleep(0.3)
+    reader = StreamReader(house.port, f"/v1/jobs/{given_up}/events")
+    eventually(lambda: b"event: delta" in reader.data)
     worker.kill()
     worker.wait()
     found = check(house, [cancelled, expired, given_up])

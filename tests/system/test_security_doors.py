@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from batching import client, jsonl, line
-from house import House, eventually, serving
+from house import House, eventually, module_house
 from matrices import OPERATIONS, Operation
 from redis import Redis
 
@@ -125,13 +125,8 @@ def access_of(operation: Operation) -> str:
     return "admin" if path.startswith("/admin/") else "key"
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """One of each role that serves, behind four keys of three tenants."""
-    folder = tmp_path_factory.mktemp("house")
-    (folder / "penstock.toml").write_text(SETTINGS)
-    with serving(folder, "workers", "offline") as house:
-        yield house
+house = module_house("workers", "offline", settings=SETTINGS)
+"""One of each role that serves, behind four keys of three tenants."""
 
 
 def family_of(path: str) -> str:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batching import batch_record, client, ended, jsonl, line
-from house import House, eventually, key_rows, redis_process, serving
+from house import House, eventually, key_rows, module_house, redis_process
 from openai import OpenAI, RateLimitError
 from redis import Redis
 from severing import store_cut
@@ -34,13 +33,8 @@ SETTINGS = key_rows(
 )
 
 
-@pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """An API process, and tenants of whom each may keep so many bytes of files."""
-    folder = tmp_path_factory.mktemp("files")
-    (folder / "penstock.toml").write_text(SETTINGS)
-    with serving(folder) as house:
-        yield house
+door = module_house(settings=SETTINGS)
+"""An API process, and tenants of whom each may keep so many bytes of files."""
 
 
 def kept(house: House, tenant: str) -> tuple[int, int]:

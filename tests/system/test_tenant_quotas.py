@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import flow
 import pytest
 from batching import client, content, ended, jsonl, line
-from house import House, key_rows, redis_process, unstarted
+from house import House, key_rows, module_house, redis_process
 from openai import RateLimitError
 from redis import Redis
 
@@ -304,14 +304,8 @@ SETTINGS = "[quotas]\njobs = 1000\nfile_bytes = 50000\n" + key_rows(
 )
 
 
-@pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """An API process, a worker and an offline process; two tenants, of which one has small quotas."""
-    folder = tmp_path_factory.mktemp("quotas")
-    (folder / "penstock.toml").write_text(SETTINGS)
-    with unstarted(folder) as house:
-        house.start_all("workers", "offline")
-        yield house
+door = module_house("workers", "offline", settings=SETTINGS)
+"""An API process, a worker and an offline process; two tenants, of which one has small quotas."""
 
 
 @pytest.fixture

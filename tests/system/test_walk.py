@@ -11,16 +11,13 @@ from typing import Any
 import openai
 import pytest
 from batching import said
-from house import LONG_LEASE, House, eventually, serving
+from house import LONG_LEASE, House, eventually, module_house
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """Requests may ask for faults."""
-    with serving(tmp_path_factory.mktemp("house"), "workers", PENSTOCK_SIM_FAULTS="true", **LONG_LEASE) as house:
-        yield house
+house = module_house("workers", PENSTOCK_SIM_FAULTS="true", **LONG_LEASE)
+"""Requests may ask for faults."""
 
 
 @pytest.fixture(scope="module")

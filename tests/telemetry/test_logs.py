@@ -129,13 +129,17 @@ async def test_events_of_one_turn_of_the_loop_are_written_together(lines: io.Str
 def test_an_event_that_cannot_be_written_ends_no_work(error: Exception) -> None:
     """A full disk, a pipe without a reader, a closed file: as with other records."""
 
+    tried = list[str]()
+
     class Broken(io.StringIO):
-        def write(self, _: str) -> int:
+        def write(self, text: str) -> int:
+            tried.append(text)
             raise error
 
     setup("worker", "info", Broken())
     EventLog("workers.claimer").write("jobs claimed", jobs=["job_1"])
     logging.getLogger("workers.claimer").info("another")
+    assert ["job_1" in tried[0], "another" in tried[-1]] == [True, True]
 
 
 def test_events_go_to_other_handlers_where_there_are_no_json_lines(caplog: pytest.LogCaptureFixture) -> None:

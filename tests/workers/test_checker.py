@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flow import until
 
 from penstock.engine import Failure
 from penstock.tools import opened
@@ -177,8 +178,7 @@ async def test_a_child_that_somebody_killed_condemns_no_schema(checker: Checker)
     assert await checker.failure(PERSON, ['{"age": 1}']) is None
     (child,) = children()
     os.kill(child, signal.SIGKILL)
-    while children():
-        await asyncio.sleep(0.005)
+    await until(lambda: not children())
     assert code(await checker.failure(PERSON, ['{"age": 1}'])) == "constraint_unchecked"
     assert await checker.failure(PERSON, ['{"age": 1}']) is None
 

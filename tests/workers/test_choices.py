@@ -130,7 +130,7 @@ async def test_its_end_before_its_time_starts_no_choice(wire: RedisClient, start
     """A cancel and a deadline while choices wait: these are never started, and no reader hears of them."""
     queue = Queue(wire)
     running = await start(SLOW, engine=Counted)
-    job = await put_many(queue, 20, 500, deadline_ms=400 if stop == "deadline" else None)
+    job = await put_many(queue, 20, 500, deadline_ms=2000 if stop == "deadline" else None)
     await until(lambda: running.worker._starter.texts == 4)
     if stop == "cancel":
         await queue.cancel(job.id)

@@ -65,7 +65,7 @@ async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: Red
     """The engine forgets the request; what was generated before stays readable."""
     queue = Queue(wire)
     running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=2))
-    cancelled, late = [await put_job(queue, max_tokens=4000, deadline_ms=due_ms) for due_ms in (None, 300)]
+    cancelled, late = [await put_job(queue, max_tokens=4000, deadline_ms=due_ms) for due_ms in (None, 1500)]
     await until(lambda: running.engine.stats().running == 2)
     await queue.cancel(cancelled.id)
     assert (await ended(wire, cancelled.id)).state is JobState.CANCELLED

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import ADMIN_TOKEN, House, eventually, free_port, serving
+from house import ADMIN_TOKEN, House, eventually, free_port, module_house
 
 from api.auth.hosts import EXPOSED
 from api.openapi import HEADERS
@@ -59,12 +59,8 @@ def test_json_needs_its_content_type(house: House, path: str) -> None:
 # --- CORS ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A server without keys that lets pages of two origins in."""
-    folder = tmp_path_factory.mktemp("shared")
-    with serving(folder, "workers", PENSTOCK_API_CORS_ORIGINS=f"{APP}, http://localhost:5173") as house:
-        yield house
+shared = module_house("workers", PENSTOCK_API_CORS_ORIGINS=f"{APP}, http://localhost:5173")
+"""A server without keys that lets pages of two origins in."""
 
 
 def test_cors_is_off(house: House) -> None:

@@ -73,7 +73,9 @@ def test_nothing_is_inline_or_foreign() -> None:
 def test_every_import_leads_somewhere() -> None:
     for file in SCRIPTS:
         text = file.read_text()
-        for names, target in re.findall(r"import \{([^}]*)\} from \"\./([\w.]+)\"", text):
+        imports = re.findall(r"import \{([^}]*)\} from \"\./([\w.]+)\"", text)
+        assert len(imports) == len(re.findall(r"^import ", text, re.MULTILINE)), file.name
+        for names, target in imports:
             exported = (STATIC / target).read_text()
             for name in (word.strip() for word in names.split(",")):
                 assert re.search(

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 
 import pytest
 from api_in_process import api_in_process
+from flow import until
 from hand import LEASE_MS, Hand, lapse
 from house import House, redis_process
 from stream_reader import StreamReader, events_in
@@ -104,7 +105,7 @@ class SseReader(StreamReader):
 
     async def until(self, count: int) -> None:
         """Wait until so many messages have come, and the control event behind them."""
-        await self.until_true(
+        await until(
             lambda: len(self.messages) >= count and self.controls and events_in(self.data)[-1].name == "control"
         )
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from house import House, eventually, key_rows, serving
+from house import House, eventually, key_rows, module_house
 from openai import BadRequestError, InternalServerError, NotFoundError, OpenAI
 from redis import Redis
 
@@ -18,14 +17,10 @@ LONG = 4000
 """Tokens of a response that is still running when it is cancelled."""
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """Four partitions."""
-    folder = tmp_path_factory.mktemp("conversations")
-    (folder / "penstock.toml").write_text(key_rows(red=""))
-    settings = {"PENSTOCK_REDIS_PARTITIONS": "4", "PENSTOCK_API_BODY_LIMIT": "20000"}
-    with serving(folder, "workers", **settings) as house:
-        yield house
+house = module_house(
+    "workers", settings=key_rows(red=""), PENSTOCK_REDIS_PARTITIONS="4", PENSTOCK_API_BODY_LIMIT="20000"
+)
+"""Four partitions."""
 
 
 @pytest.fixture

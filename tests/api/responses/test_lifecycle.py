@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from house import House, eventually, key_rows, serving
+from house import House, eventually, key_rows, module_house, serving
 from openai import BadRequestError, NotFoundError, OpenAI
 
 pytestmark = pytest.mark.slow
@@ -18,13 +17,8 @@ LONG = 4000
 """Tokens of a response that is still running when it is cancelled."""
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """Four partitions, two tenants."""
-    folder = tmp_path_factory.mktemp("responses")
-    (folder / "penstock.toml").write_text(key_rows(red="", blue=""))
-    with serving(folder, "workers", PENSTOCK_REDIS_PARTITIONS="4") as house:
-        yield house
+house = module_house("workers", settings=key_rows(red="", blue=""), PENSTOCK_REDIS_PARTITIONS="4")
+"""Four partitions, two tenants."""
 
 
 @pytest.fixture

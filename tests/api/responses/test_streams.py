@@ -6,7 +6,6 @@ import io
 import json
 import re
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http.client import HTTPResponse
@@ -15,12 +14,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from house import House, eventually, serving
+from api_in_process import api_in_process
+from hand import Hand
+from house import House, eventually, module_house, serving
 from openai import OpenAI
 from redis import Redis
 
 from bench.ports import free_port
+from streaming.errors import Unavailable, UnknownJob
+from streaming.jobs.records import JobRecord
 from streaming.keys import partition_key
+from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +36,7 @@ DONE = ["response.output_text.done", "response.content_part.done", "response.out
 DELTA = "response.output_text.delta"
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    settings = {"PENSTOCK_REDIS_PARTITIONS": "4", "PENSTOCK_SIM_STEP_MS": "1"}
-    with serving(tmp_path_factory.mktemp("streams"), "workers", **settings) as house:
-        yield house
+house = module_house("workers", PENSTOCK_REDIS_PARTITIONS="4", PENSTOCK_SIM_STEP_MS="1")
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +112,10 @@ def test_a_failure_ends_a_stream_alone(house: House) -> None:
     assert replay(house, failed["id"]) == data
 
 
-def test_an_id_goes_out_before_the_first_token(house: House) -> None:
-    """Also while no worker is there for the model."""
+def test_an_id_goes_out_before_the_first_token(empty_house: House) -> None:
+    """No worker is there for the model."""
+    house = empty_house
+    house.start_api()
     with socket.create_connection(("127.0.0.1", house.port), 30) as connection:
         body = json.dumps({"model": "sim", "stream": True, "input": "x", "max_output_tokens": 4000}).encode()
         head = b"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -126,6 +128,32 @@ def test_an_id_goes_out_before_the_first_token(house: House) -> None:
     # Its reader is gone: nothing is left running.
     path = f"/v1/responses/{match[0].decode()}"
     eventually(lambda: json.loads(house.get(path)[1])["status"] == "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("failure", "last"), [(Unavailable("away"), "response.completed"), (UnknownJob("gone"), "response.failed")]
+)
+async def test_an_answer_to_a_schema_goes_on_once_the_store_answers(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch, failure: Exception, last: str
+) -> None:
+    """Its first read comes right behind the put. If the store has lost the job by then, it ends."""
+    failures = iter([failure])
+    async with api_in_process(RedisClient.open(wire.settings)) as api:
+        outline = api.services.job_reader.outline
+
+        async def fails_at_first(job_id: str) -> JobRecord:
+            for each in failures:
+                hand = await Hand.claiming(wire)
+                await hand.write("{}")
+                await hand.finish()
+                raise each
+            return await outline(job_id)
+
+        monkeypatch.setattr(api.services.job_reader, "outline", fails_at_first)
+        form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
+        asked = {"model": "sim", "stream": True, "input": "x", "text": {"format": form}}
+        found = events((await api.post("/v1/responses", asked)).content)
+    assert names(found)[-1] == last and names(found).count(DELTA) == (2 if last == "response.completed" else 0)
 
 
 @pytest.mark.parametrize("background", [False, True])

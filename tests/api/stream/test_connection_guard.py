@@ -465,7 +465,7 @@ async def test_neither_a_stream_nor_a_wait_is_cut() -> None:
 async def test_an_answered_connection_is_kept_for_the_next_request() -> None:
     """Longer than a silent one, and not for ever."""
     async with (
-        opened(header_timeout_s=0.05, idle_timeout_s=2.0) as door,
+        opened(header_timeout_s=0.05, idle_timeout_s=600) as door,
         client(door, GET + b"\r\n") as it,
         client(door) as silent,
     ):
@@ -474,6 +474,7 @@ async def test_an_answered_connection_is_kept_for_the_next_request() -> None:
         await asyncio.sleep(0.1)
         await it.send(GET + b"\r\n")
         assert (await it.answer())[0] == 200
+        await soon(lambda: expire(door.guard.idle) == 1)
         assert await it.rest() == b""
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from flow import until
 from hypothesis import given
 from hypothesis import strategies as st
 from rendered import facts_of
 from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
 from api.openai.rendering import ChunkRenderer
 from api.stream.connection import AnswerTransport, Connection
-from api.stream.reply import TokenFlow, Watched
+from api.stream.reply import PacedWriter, TokenFlow, Watched
 from penstock.loops import Sliced
 from streaming.jobs.codec import Delta
 from telemetry.metrics import Metrics
@@ -218,3 +221,21 @@ async def test_work_for_a_client_that_has_left_is_given_up() -> None:
         with pytest.raises(ClientDisconnect):
             next(slices)
     assert done == [0, 1]
+
+
+async def test_a_reader_that_was_behind_at_a_ping_and_has_read_since_is_not_cut_off() -> None:
+    pings, sent, cut = list[bytes](), list[bytes](), list[bool]()
+    connection: Any = SimpleNamespace(
+        watch=lambda _: None, write_chunk=pings.append, behind=False, cut_off=lambda: cut.append(True)
+    )
+
+    async def send(message: Message) -> None:
+        sent.append(message["body"])
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        await until(lambda: pings and writer._stall_timer is None)
+        yield b"a"
+
+    writer = PacedWriter(send, connection, 0.01)
+    await writer.write_events(events(), 0.2)
+    assert (sent, cut) == ([b"a", b""], [])

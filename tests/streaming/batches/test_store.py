@@ -235,4 +235,4 @@ def test_a_lines_job_is_the_same_whoever_asks() -> None:
     ids = {line_job_id(batch, line, attempt, 3) for batch in "ab" for line in range(50) for attempt in range(3)}
     assert len(ids) == 300
     assert {partition_of(each) for each in ids} == {0, 1, 2}
-    assert line_job_id("a", 1, 0, 3) == line_job_id("a", 1, 0, 3)
+    assert line_job_id("a", 1, 0, 3) == "job_026a8bfaa2db98618ce6c976c41c8444"

@@ -279,7 +279,10 @@ async def reach(fleet: Fleet, *expected: str | Process) -> None:
     await until(there, 20)
 
 
-async def test_it_is_seen_at_once_when_something_changed_and_gone_at_the_end(wire: RedisClient) -> None:
+async def test_it_is_seen_at_once_when_something_changed_and_gone_at_the_end(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streaming.fleet.processes.HEARTBEAT_INTERVAL_S", 3600.0)
     fleet, telling = Fleet(wire), Telling()
     async with present(fleet, telling) as changed:
         await reach(fleet, "state-2")  # the first is asked for its name alone
@@ -290,10 +293,11 @@ async def test_it_is_seen_at_once_when_something_changed_and_gone_at_the_end(wir
 
 async def test_nothing_is_written_before_the_store_was_entered(wire: RedisClient) -> None:
     """As where Redis did not answer at the start: others would take a new store for that of an earlier version."""
-    fleet, entered, short_s = Fleet(wire), asyncio.Event(), 0.1
+    fleet, entered = Fleet(wire), asyncio.Event()
     async with present(fleet, Telling(), entered) as changed:
         changed.set()
-        await asyncio.sleep(short_s)
+        for _ in range(5):
+            await wire.ping()  # over the same connection: behind whatever was sent
         assert await wire.redis.keys("*") == []
         assert (await enter_store(wire)).deployment
         entered.set()

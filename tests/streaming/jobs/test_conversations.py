@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from flow import until
 from hand import Hand, lapse
 
 from penstock.engine import ChatTurn
@@ -166,9 +167,7 @@ async def test_the_end_of_its_job_sets_how_long_a_conversation_is_kept(wire: Red
         await Reaper(wire).sweep()
         return await ttl_s(wire, made) <= RETENTION_S
 
-    async with asyncio.timeout(30):
-        while not await is_over():
-            await asyncio.sleep(0.05)
+    await until(is_over)
     assert await ttl_s(wire, made) > RETENTION_S - 60
     assert abs(await wire.redis.ttl(key) - await ttl_s(wire, made)) <= 1, "its job is kept for as long"
     assert (await read(wire, made)).turn == job.id

@@ -6,27 +6,15 @@ PENSTOCK_EXAMPLES sets how many runs are tried.
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
-import uvloop
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from order_model import OrderModel
-from redis import Redis
+from store_machine import StoreMachine, run_machine
 
 from bench.order.rule import Turn, WaitingJob
 from penstock.engine import Sampling
@@ -53,28 +41,18 @@ LIMITS = st.sampled_from([{}, {}, {"deadline_ms": 90_000}, {"deadline_ms": 20_00
 SEEN: Counter[str] = Counter()
 """How often the runs took each turn: else the test would not have tried it."""
 
-T = TypeVar("T")
 
-
-class OrderMachine(RuleBasedStateMachine):
+class OrderMachine(StoreMachine):
     """Every rule does one thing to the store and to the model."""
-
-    url = ""
 
     def __init__(self) -> None:
         super().__init__()
-        with Redis.from_url(self.url) as client:
-            client.flushall()
-        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.wire = RedisClient.open(RedisSettings(url=self.url, lease_ms=HOUR_MS, max_attempts=100, timeout_s=30))
         self.queue, self.lease = Queue(self.wire, weights=WEIGHTS), Lease(self.wire, MODEL)
         self.model = OrderModel()
         self.held: dict[str, Claim] = {}
         self.overdue: set[str] = set()
         self.run(self.lease.register())
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(work)
 
     def waiting(self) -> list[str]:
         return [job_id for lane in self.model.lanes.values() for job_id in lane.waiting]
@@ -274,21 +252,6 @@ class OrderMachine(RuleBasedStateMachine):
 def test_every_claim_is_what_the_order_says(redis_url: str) -> None:
     """Random lives of jobs of four tenants in three lanes; floor and age boost have their turns, too."""
     SEEN.clear()
-
-    class Bound(OrderMachine):
-        url = redis_url
-
-    run_state_machine_as_test(
-        Bound,
-        settings=settings(
-            max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")),
-            derandomize=settings.default.derandomize and "PENSTOCK_EXAMPLES" not in os.environ,
-            stateful_step_count=40,
-            deadline=None,
-            database=None,
-            phases=[Phase.explicit, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_machine(OrderMachine, redis_url, steps=40)
     print(SEEN)
     assert all(SEEN[turn] > 5 for turn in Turn)

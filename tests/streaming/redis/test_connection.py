@@ -80,6 +80,14 @@ async def test_one_that_is_closed_without_a_word_counts_as_lost(line: SharedConn
     assert await line.run([("PING",)]) == [b"PONG"]
 
 
+async def test_a_command_that_cannot_be_sent_is_an_error_of_its_caller_alone(line: SharedConnection) -> None:
+    """Nobody else's answer is taken for its own."""
+    await line.run([("PING",)])
+    with pytest.raises(UnicodeEncodeError):
+        await line.run([("PING",), ("ECHO", "\ud800")])
+    assert await line.run([("ECHO", "later")]) == [b"later"]
+
+
 async def test_who_leaves_disturbs_nobody(line: SharedConnection) -> None:
     """The answers of a cancelled task are dropped, those behind them are not."""
     await line.run([("PING",)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -327,13 +326,15 @@ async def test_a_store_that_refuses_writes_costs_no_job_an_attempt(
     await lease.register()
     await lease.claim(0, 1)
 
-    done = [0, 0, 0]
+    done, refused = [0, 0, 0], [0, 0, 0]
 
     async def repeat(number: int, what: Callable[[], Awaitable[object]]) -> None:
         while True:
-            with suppress(Unavailable):
+            try:
                 await what()
                 done[number] += 1
+            except Unavailable:
+                refused[number] += 1
             await asyncio.sleep(0.1)
 
     loops = (lambda: lease.beat(0), lambda: lease.beat(1), reaper.sweep)
@@ -349,4 +350,5 @@ async def test_a_store_that_refuses_writes_costs_no_job_an_attempt(
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+    assert all(refused) if name == "min-replicas-to-write" else not any(refused)
     assert client.hmget(partition_key(0, "job", job.id), "state", "losses", "attempt") == [b"in_progress", None, b"1"]

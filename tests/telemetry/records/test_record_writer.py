@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from flow import until
 
 from telemetry import gpu
 from telemetry.gpu import Sampler
@@ -265,9 +266,7 @@ async def test_a_held_up_loop_is_said_and_recorded(
     )
     await asyncio.sleep(0)
     time.sleep(gpu.LAG_CHECK_INTERVAL_S + 0.3)
-    async with asyncio.timeout(20):
-        while "held up" not in caplog.text:
-            await asyncio.sleep(0.01)
+    await until(lambda: "held up" in caplog.text)
     sampling.cancel()
     await asyncio.gather(sampling, return_exceptions=True)
     assert samples[0].lag_ms == 0 and samples[-1].lag_ms > 200

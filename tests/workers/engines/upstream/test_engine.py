@@ -207,7 +207,7 @@ async def test_a_place_that_comes_as_its_request_is_cancelled_goes_to_the_next()
         assert place is not None and pool.running == 1
         pool._leave(place, 0)
         cancelled.cancel()  # it has the place, and has not seen it yet
-        assert await asyncio.wait_for(follows, 5) is not None
+        assert await asyncio.wait_for(follows, 30) is not None
         assert cancelled.cancelled() and pool.running == 1
 
 
@@ -283,8 +283,7 @@ async def test_a_request_that_waits_is_cancelled_at_once() -> None:
         running = desk.begin(Request("running", HELLO, Sampling()))
         await running.get()
         waiting = desk.begin(Request("waiting", HELLO, Sampling()))
-        await asyncio.sleep(0.05)
-        assert desk.engine.stats().waiting == 1
+        await until(lambda: desk.engine.stats().waiting == 1)
         desk.engine.cancel("waiting")
         assert (await asyncio.wait_for(waiting.get(), 30)).finish == "cancelled"
         assert fake.most_running == 1

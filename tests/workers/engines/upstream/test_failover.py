@@ -7,6 +7,7 @@ import json
 
 import pytest
 from fake_upstream import ANSWER, FakeUpstream, Fault
+from flow import until
 from upstream_bench import HELLO, asked_of, bench
 
 from penstock.tools import Tool, Tools
@@ -155,8 +156,7 @@ async def test_a_mixed_pool_continues_at_another_kind(first: str, second: str) -
     dying, other = FakeUpstream(first, step_s=0.01), FakeUpstream(second)
     async with bench(dying, other) as desk:
         asking = asyncio.create_task(desk.ask(HELLO, max_tokens=TOKENS))
-        while not any(piece.n for step in desk.steps for piece in step):
-            await asyncio.sleep(0.005)
+        await until(lambda: any(piece.n for step in desk.steps for piece in step))
         await dying.stop()
         answer = await asking
     assert (answer.text, answer.tokens, answer.finish) == (WHOLE, TOKENS, "length")

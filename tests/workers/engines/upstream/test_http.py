@@ -16,6 +16,7 @@ import pytest
 import uvloop
 from certificates import Authority, secured
 from fake_upstream import ANSWER, FakeUpstream, Fault, serving
+from flow import until
 from upstream_bench import HELLO, bench
 
 from workers.engines.upstream.http import BrokenReply, ConnectError, ServerAddress, UpstreamClient, proxy_for
@@ -96,7 +97,7 @@ async def test_two_requests_during_an_interim_reply_get_their_own_answers() -> N
     """The connection is not free while its final reply has not come."""
     async with talking([HINTS, b"", reply(b"alice")], [reply(b"bob")]) as (server, client):
         alice = asyncio.create_task(client.ask("POST", "/a", {}))
-        await asyncio.sleep(0.01)
+        await until(lambda: len(server.replies) == 1)
         bob = await client.ask("POST", "/b", {})
         assert (bob.body, (await alice).body) == (b"bob", b"alice")
     assert server.connections == 2
@@ -190,8 +191,7 @@ async def test_a_server_that_is_silent_is_left(*, cancelled: bool) -> None:
     """Its connection is closed, after the time or by a cancel."""
     async with talking([]) as (server, client), asyncio.timeout(30):
         asking = asyncio.create_task(client.ask("GET", "/", timeout_s=60 if cancelled else 0.2))
-        while cancelled and server.replies:
-            await asyncio.sleep(0.01)
+        await until(lambda: not (cancelled and server.replies))
         if cancelled:
             asking.cancel()
         (ended,) = await asyncio.gather(asking, return_exceptions=True)

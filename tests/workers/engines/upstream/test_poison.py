@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_upstream import ANSWER, FakeUpstream, Fault
+from flow import until
 from upstream_bench import HELLO, bench
 
 from penstock.engine import ChatTurn
@@ -49,8 +50,7 @@ async def test_requests_of_another_tenant_are_served_beside_it() -> None:
     fake = Poisoned(Fault(status=500), step_s=0.02)
     async with bench(fake) as desk:
         bob = asyncio.create_task(desk.ask(HELLO, max_tokens=70))
-        while not desk.steps:
-            await asyncio.sleep(0.01)
+        await until(lambda: desk.steps)
         poisons = [desk.ask((ChatTurn("user", f"poison {number}"),), max_tokens=5) for number in range(3)]
         for poison in await asyncio.wait_for(asyncio.gather(*poisons), 15):
             assert poison.failure is not None and poison.returns == 0
@@ -88,8 +88,7 @@ async def test_a_server_that_refuses_one_request_gets_the_others(kind: str) -> N
     fake = Poisoned(REFUSALS[kind])
     async with bench(fake) as desk:
         poison = asyncio.create_task(desk.ask(POISON, max_tokens=5))
-        while not fake.poisons:
-            await asyncio.sleep(0.01)
+        await until(lambda: fake.poisons)
         for _ in range(3):
             assert (await asyncio.wait_for(desk.ask(HELLO, max_tokens=5), 30)).text == "".join(ANSWER[:5])
         assert desk.engine.stats().accepts and not poison.done()
@@ -100,8 +99,7 @@ async def test_a_server_that_refuses_two_requests_gets_no_more(kind: str) -> Non
     fake = Poisoned(REFUSALS[kind])
     async with bench(fake) as desk:
         poisons = [asyncio.create_task(desk.ask((ChatTurn("user", f"poison {n}"),), max_tokens=5)) for n in range(2)]
-        while desk.engine.stats().accepts:
-            await asyncio.sleep(0.01)
+        await until(lambda: not desk.engine.stats().accepts)
         assert fake.poisons >= 2 and not any(each.done() for each in poisons)
 
 
@@ -135,11 +133,11 @@ async def test_a_server_that_takes_no_connection_costs_a_request_nothing() -> No
     fake = FakeUpstream("vllm", [Fault(reset=True)] * (MAX_BREAKS - 1))
     async with bench(fake) as desk:
         asking = asyncio.create_task(desk.ask(HELLO, max_tokens=5))
+        (endpoint,) = desk.engine._own.endpoints
         for _ in range(MAX_BREAKS):
             await fake.stop()
-            (endpoint,) = desk.engine._own.endpoints
             endpoint.breaker.succeed()  # it is sent there, and finds no server
-            await asyncio.sleep(0.1)
+            await until(lambda: not endpoint.breaker.closed)
             await fake.start()
         answer = await asking
     assert answer.failure is None and answer.text == "".join(ANSWER[:5])
@@ -160,12 +158,10 @@ async def test_a_server_that_is_gone_behind_its_proxy_is_waited_for(begun: bool)
         if not begun:
             await fake.stop()
         asking = asyncio.create_task(desk.ask(HELLO, max_tokens=20))
-        while begun and not desk.steps:
-            await asyncio.sleep(0.01)
+        await until(lambda: desk.steps or not begun)
         await fake.stop()
         proxy = await asyncio.start_server(close, "127.0.0.1", fake.port)
-        while taken <= MAX_BREAKS and not asking.done():
-            await asyncio.sleep(0.01)
+        await until(lambda: taken > MAX_BREAKS or asking.done())
         proxy.close()
         await proxy.wait_closed()
         await fake.start()
@@ -213,8 +209,7 @@ async def test_the_time_of_refusals_goes_on_over_returns_to_the_queue() -> None:
     fake = Poisoned(Fault(status=429, body=WORDS))
     async with bench(fake, refused_s=1.5) as desk:
         asking = asyncio.create_task(desk.ask(POISON, max_tokens=5))
-        while not fake.poisons:
-            await asyncio.sleep(0.01)
+        await until(lambda: fake.poisons)
         (endpoint,) = desk.engine._own.endpoints
         endpoint.breaker.fail("it went away", time.monotonic(), "down")
         answer = await asyncio.wait_for(asking, 15)
