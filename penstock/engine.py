@@ -3,8 +3,8 @@
 An engine generates texts. It does not know jobs, lanes, leases, attempts or Redis: those are the worker's. This module
 needs msgspec, and of Penstock only penstock/tools.py and penstock/extras.py.
 
-ChatTurn, Sampling, Logprob, Failure, Capabilities and ModelCard are also parts of the messages between processes: the
-rules for changing a message (streaming/jobs) hold for their fields.
+ChatTurn, Sampling, Task, Logprob, Failure, Capabilities and ModelCard are also parts of the messages between processes:
+the rules for changing a message (streaming/jobs) hold for their fields.
 """
 
 from __future__ import annotations

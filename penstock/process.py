@@ -53,7 +53,7 @@ class Lifeline:
         return cls(int(value) if value else None)
 
     def say(self, state: str, detail: str = "") -> None:
-        """Report a state: starting (with the phase as detail) | ready | draining | failed (with the reason)."""
+        """Report a state: starting (the detail is the phase) | ready (a worker's lease) | draining | failed (why)."""
         self._send({"state": state, "detail": detail})
 
     def note_away(self, why: str) -> None:

@@ -37,7 +37,8 @@ CATALOGUE = (
     # its idempotency key, pinned (a request that did not wait was told its id), size (bytes of its request, and the
     # span they are counted in), owed (bytes reserved for it), keep (its retention), order (its cost, its tenant's
     # weight, its patience), draft:<epoch> (texts of a response that were given up), born (the partition's epoch at its
-    # acceptance), events and webhook (who is told), the letter of its endpoint, the conversation whose turn it is.
+    # acceptance), events and webhook (who is told), the letter of its endpoint, the conversation whose turn it is, its
+    # tenant, the reason for which a script ended it, delivered (when its answer was sent).
     # Writers: put, join; claim, decline, release, restart, checkpoint, finish, cancel, reap, salvage, reset, deliver,
     # follow. Lifetime: until retention after its end.
     Key("job:{}", "hash"),

@@ -128,6 +128,11 @@ ENGINE_PRIORITY = {Priority.INTERACTIVE: 0.8, Priority.STANDARD: NEUTRAL_PRIORIT
 """The priority inside an engine of each lane's requests; between two lanes there is room for a resumed request."""
 
 
+def _delta_readers(job: Job, reply: Sequence[str]) -> Sequence[str]:
+    """Those of a job's reply addresses that get its deltas: the client of an answer in one piece gets its end alone."""
+    return tuple([each for each in reply if job.stream or each != job.reply_to]) or (SILENT,)
+
+
 class Attempt:
     """The worker's object for one run of a job (`codec.Run`), which continues after `history`: earlier deltas."""
 
@@ -168,7 +173,7 @@ class Attempt:
         """`trace`: as in the engine's requests."""
         self.deadline: asyncio.TimerHandle | None = None
         """The worker's timer, kept here so that it ends with the attempt."""
-        self.addresses: Sequence[str] = (claim.reply if job.stream else ()) or (SILENT,)
+        self.addresses = _delta_readers(job, claim.reply)
         """Reply addresses that get its deltas."""
         self.unnamed = True
         """Whether some address still needs the opening, which binds the run's number to this job."""

@@ -378,7 +378,7 @@ class Worker:
 
     async def _keep_listening(self) -> None:
         """Obey messages until cancelled; subscribe again after an interruption, which may lose some: then polling finds
-        the jobs, the heartbeat finds the cancels, and readers ask again."""
+        the jobs, the heartbeat finds the cancels, and readers poll the log."""
 
         async def listen() -> None:
             async for control in self.lease.controls():

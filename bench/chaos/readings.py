@@ -22,6 +22,7 @@ FOREIGN = (
     ("GET", "/v1/jobs/{job}"),
     ("GET", "/v1/jobs/{job}/events"),
     ("GET", "/v1/jobs/{job}/result"),
+    ("GET", "/v1/jobs/{job}/stream"),
     ("GET", "/v1/jobs/{job}/timing"),
     CANCEL,
     ("GET", LIST),

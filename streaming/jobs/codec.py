@@ -154,7 +154,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """The deltas of one engine step for the jobs of one API process, as one log field and as one pub/sub message.
+    """The deltas of one write for the jobs of one API process, as one log field and as one pub/sub message: of an
+    engine's step, of several steps if the store was away, or of a log that is written again.
 
     The first frame of a run that an address gets contains the run's opening. Later frames name the run only by its
     number, because the job's id would be most of a token's size.

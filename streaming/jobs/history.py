@@ -62,7 +62,7 @@ class History:
     first_ms: int = 0
     """Redis time of the job's first token, also in a text that was given up; 0: not known."""
     at_ms: int = 0
-    """The same of the last run that has generated any; 0: none since `kept_ms`."""
+    """The same of the newest run that has generated any; 0: none."""
     kept_ms: int = 0
     """For how long the runs before that one generated this text."""
 

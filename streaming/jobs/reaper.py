@@ -1,7 +1,7 @@
 """Reaper: fences workers whose lease has lapsed, requeues their jobs, and expires jobs that waited too long.
 
 Any process but an offline one may sweep at any time: each sweep is one atomic script per partition. The sweeping
-process also writes the spans of lost attempts.
+process also writes the spans of jobs that scripts ended (workers/record.py writes those of the jobs that they end).
 """
 
 from __future__ import annotations

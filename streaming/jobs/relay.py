@@ -255,8 +255,8 @@ class ReorderBuffer:
         self.rewound, self.flow = True, None
 
     def end(self, terminal: Terminal) -> None:
-        """Accept the end of the job, with the missing deltas if it has rows; else the end waits until they have
-        arrived."""
+        """Accept the end of the job, with the missing deltas if it has rows; else, where deltas are missing, the
+        record is read again."""
         if self.terminal is not None or self.rewound:
             return
         if self.rowless:
@@ -316,7 +316,7 @@ class ReorderBuffer:
         return now - self.checked >= min(self.patience, silence)
 
     def look(self, now: float, longest: float) -> None:
-        """Note that record and log are about to be read: sets the time of the next read."""
+        """Note that record and log are being read: sets the time of the next read."""
         new = self.seq != self._looked
         self._looked, self.checked = self.seq, now
         self._haste = TICK_S / LOOKS if new or not self.stale else min(2 * self._haste, MAX_RETRY_DELAY_S)
@@ -452,7 +452,8 @@ class Relay:
     def open(
         self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
     ) -> ReorderBuffer:
-        """Open a buffer for a job that carries this process's address: before the job is put. Close it afterwards."""
+        """Open a buffer for a job that carries this process's address: before the job is put, or before `follow` gives
+        it the address. Close it afterwards."""
         buffer = ReorderBuffer(job_id, after, runs=runs, whole=whole, rowless=rowless)
         buffer.checked = asyncio.get_running_loop().time()
         subscribers = self._subscribers.setdefault(job_id, Subscribers())

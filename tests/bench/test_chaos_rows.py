@@ -15,11 +15,12 @@ import msgspec
 import pytest
 from fault_testbed import stage
 
+from api.routes import ROUTES
 from bench.chaos.asks import Ask, Budget, ClientView
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
 from bench.chaos.history import ClientHistory, Life, of_kind
-from bench.chaos.readings import CANCEL, LIST, Readings, opened
+from bench.chaos.readings import CANCEL, FOREIGN, LIST, Readings, opened
 from bench.chaos.rows.clients import has_expired, was_in
 from bench.chaos.rows.engines import DONE, fault_of_stream
 from bench.chaos.rows.failover import judge_loss
@@ -429,3 +430,9 @@ def test_a_flood_is_held_against_its_bounds_and_its_controls(
     nothing."""
     judge_overload(stage, flood(0.3), lives, SPENT_S, bare)
     assert len(stage.wrong) == bool(wrong) and all(wrong in why for why in stage.wrong), stage.wrong
+
+
+def test_each_way_to_a_job_is_tried_with_a_strangers_key() -> None:
+    ways = [(route.method, route.path.replace("{job_id}", "{job}")) for route in ROUTES if "{job_id}" in route.path]
+    of_callers = {way for way in ways if way[1].startswith("/v1/jobs/")}
+    assert len(of_callers) >= 6 and of_callers <= set(FOREIGN)

@@ -321,7 +321,7 @@ def others_look(told: Told) -> None:
     assert mine and mine["data"]
     for who in ("bob", "nobody"):
         for each in mine["data"]:
-            for path in ("", "/result", "/events", "/timing"):
+            for path in ("", "/result", "/events", "/stream", "/timing"):
                 assert told.ask(who, "GET", f"/v1/jobs/{each['id']}{path}")[0] in (401, 404)
         for path in ("/v1/jobs", "/v1/files", "/v1/batches", "/v1/models", "/admin/dlq", "/admin/tenants", "/healthz",
                      "/readyz", "/version", "/openapi.json", "/"):  # fmt: skip

@@ -56,6 +56,24 @@ def attempt_with(
     return attempt
 
 
+@pytest.mark.parametrize(
+    ("stream", "reply_to", "given", "readers"),
+    [
+        (True, "api", ("api",), ("api",)),
+        (False, "api", ("api",), ("-",)),
+        (False, "api", ("api", "other"), ("other",)),
+        (False, "", ("other",), ("other",)),
+        (False, "", (), ("-",)),
+    ],
+)
+def test_whoever_follows_an_answer_in_one_piece_gets_its_deltas(
+    stream: bool, reply_to: str, given: tuple[str, ...], readers: tuple[str, ...]
+) -> None:
+    """Its own client gets the end alone; a reader of its events may have come while it waited in the queue."""
+    job = replace(attempt_with([]).job, stream=stream, reply_to=reply_to)
+    assert tuple(Attempt(a_claim(job, STREAM, reply=given)).addresses) == readers
+
+
 @pytest.mark.slow
 @given(histories(), st.lists(pieces, max_size=20))
 def test_the_record_holds_what_was_logged_before_and_what_was_given_out(
