@@ -151,11 +151,12 @@ class Claimer:
                 return False
             if self._is_sole:
                 # A choice that waits for a place may not wait for a slow store.
-                looked = asyncio.get_running_loop().call_later(self._settings.poll_ms / 1000, self._starter.looked)
+                loop = asyncio.get_running_loop()
+                timer = loop.call_later(self._settings.poll_ms / 1000, self._starter.on_claim_round)
                 try:
                     return await self._claim(partition, want, free)
                 finally:
-                    looked.cancel()
+                    timer.cancel()
             claim = self._claims[partition] = asyncio.create_task(self._claim(partition, want, free))
             await asyncio.wait({claim}, timeout=self._settings.poll_ms / 1000)
             if not claim.done():
