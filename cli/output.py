@@ -637,9 +637,9 @@ class Leaving(KeyboardInterrupt):
 def ended_by_signals() -> Iterator[None]:
     """Raise Leaving at the signals that end a process within the block, unless they are ignored (nohup)."""
 
-    def leave(*_: object) -> None:
-        for each in taken:  # a closed terminal may signal twice: the second must not interrupt what the first one began
-            signal.signal(each, signal.SIG_IGN)
+    def leave(number: int, _frame: object) -> None:
+        if number == signal.SIGHUP:  # a closed terminal may send two; the second must not end what the first began
+            signal.signal(number, signal.SIG_IGN)
         raise Leaving
 
     taken = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]

@@ -129,7 +129,8 @@ ENGINE_PRIORITY = {Priority.INTERACTIVE: 0.8, Priority.STANDARD: NEUTRAL_PRIORIT
 
 
 def _delta_readers(job: Job, reply: Sequence[str]) -> Sequence[str]:
-    """Those of a job's reply addresses that get its deltas: the client of an answer in one piece gets its end alone."""
+    """The API processes that get a job's deltas. One whose client waits for an answer in one piece gets its end alone:
+    whoever follows the job there reads the log."""
     return tuple([each for each in reply if job.stream or each != job.reply_to]) or (SILENT,)
 
 

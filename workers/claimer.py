@@ -281,7 +281,7 @@ class Claimer:
             return 0, 0
         if self._suspects and (self._held.attempts or self._claims or partition not in self._suspects):
             return 0, 0
-        if not self._starter.stats().accepts:
+        if self._starter.dead is not None or not self._starter.stats().accepts:
             self._starter.claimer_found_no_room = False
             return 0, 0
         if self._starter.has_backlog:

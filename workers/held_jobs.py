@@ -22,8 +22,7 @@ class HeldJobs:
         self.attempts: dict[str, Attempt] = {}
         """By job id, oldest first, until their end is written."""
         self._parking: dict[str, Attempt] = {}
-        """By job id: jobs that were taken out of the running ones, and that the store has not put back yet; in a drain,
-        all that are handed back."""
+        """By job id: jobs that were taken out of the running ones, and that the store has not put back yet."""
 
     def park(self, job_id: str) -> Attempt:
         """Take a job out of the running ones, while the store puts it back."""

@@ -474,25 +474,35 @@ class Worker:
             raise Fenced(f"the lease of this worker was taken from it in partitions {sorted(self._lost)}")
 
     async def _hand_back(self) -> bool:
-        """Hand back what is unfinished. Returns False if the store was away for a whole lease, which lapses then."""
+        """Hand back what is unfinished. Returns False if some of it could not be: it lapses with the lease."""
         unfinished = [job_id for job_id, each in self._attempts.items() if not each.over or each.is_checked]
         handed_back = [self._held.park(job_id) for job_id in unfinished]
         for attempt in handed_back:
             self._starter.let_go(attempt, goes_on=True)
+        works = []
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             if partition not in self._lost:
-                await writer.flushed()
-        handed_back += [self._held.park(job_id) for job_id in list(self._attempts)]  # an end that could not be made
+                parked = [attempt for attempt in handed_back if attempt.partition == partition]
+                works.append(self._hand_back_in(partition, writer, parked))
+        return all(await asyncio.gather(*works))
+
+    async def _hand_back_in(self, partition: int, writer: Writer, parked: list[Attempt]) -> bool:
+        """Hand back the jobs of one partition. Returns False if its store took nothing for a whole lease."""
+        lease_s, loop = self._client.settings.lease_ms / 1000, asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._client.settings.lease_ms / 1000):
-                for attempt in handed_back:
+            async with asyncio.timeout(lease_s) as limit:
+                await writer.flushed()
+                # With ends that could not be made.
+                parked += [self._held.park(attempt.job.id) for attempt in self._held.of(partition)]
+                for attempt in parked:
                     self._recorder.released(attempt.job.id)
                     await self._preemption.put_back(attempt, HANDED_BACK)
+                    limit.reschedule(loop.time() + lease_s)
         except TimeoutError:
-            log.warning("the lease is left to lapse: the store did not take back all of %d jobs", len(handed_back))
+            log.warning("partition %d did not take back %d jobs: what is left lapses", partition, len(parked))
             return False
-        if handed_back:
-            log.info("handed back %d unfinished jobs", len(handed_back))
+        if parked:
+            log.info("handed back %d unfinished jobs", len(parked))
         return True
 
     async def _leave(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 from flow import a_lease, claim_one, lapse
 from sim_worker import Running, Start, ended, expected, put_job, text_of, until
 
-from penstock.engine import Capabilities, Stats
+from penstock.engine import Capabilities, EngineDead, Stats
 from streaming.fleet.plans import Plans, claim_lead
 from streaming.jobs.codec import Cancel, Follow, encode
 from streaming.jobs.dead_letters import DeadLetters
@@ -88,6 +88,15 @@ async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: Redi
         partitions.add(0)
         assert claimer._wanted(0)[0] > 0
         partitions.clear()
+
+
+async def test_a_worker_that_is_about_to_end_claims_nothing(wire: RedisClient, start: Start) -> None:
+    """Its health check has yet to find that its engine is of no use; each job that it took would count a loss."""
+    claimer = (await start()).worker._claimer
+    assert claimer._wanted(0)[0] > 0
+    claimer._starter.dead = EngineDead("a step was lost")
+    assert claimer._wanted(0) == (0, 0)
+    claimer._starter.dead = None
 
 
 async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: RedisClient, start: Start) -> None:
@@ -196,7 +205,7 @@ async def test_each_round_begins_with_another_partition(wire: RedisClient) -> No
 
     lease.claim = claim  # type: ignore[method-assign]
     claimer, hands = a_claimer(wire, lease)
-    hands.on_claim_round, hands.has_backlog = next_round, False
+    hands.on_claim_round, hands.has_backlog, hands.dead = next_round, False, None
     rounds.append([])
     await claimer.run([0, 1, 2])
     assert rounds[:3] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,11 +28,11 @@ from sim_worker import (
 )
 
 from penstock.engine import Sampling
-from streaming.errors import Fenced
+from streaming.errors import Fenced, Unavailable
 from streaming.ids import new_job_id
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import NOTHING, History, LoggedRun
-from streaming.jobs.job import JobState
+from streaming.jobs.job import Job, JobState
 from streaming.jobs.lease import Claimed, HeldJob, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -167,32 +169,75 @@ async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: RedisCl
     assert [row.seq for row in await deltas_of(reader, record)] == seqs
 
 
+@dataclass
+class TwoPartitions:
+    """A worker of two partitions, which runs a long job in each."""
+
+    wire: RedisClient
+    worker: Worker
+    task: asyncio.Task[None]
+    stop: asyncio.Event
+    jobs: list[Job]
+    reasons: list[str]
+    """For which it was cordoned."""
+
+
+@asynccontextmanager
+async def two_partitions(redis_url: str, recorder: Recorder, drain_s: float) -> AsyncIterator[TwoPartitions]:
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=2))
+    queue, reasons, stop, workers = Queue(wire), list[str](), asyncio.Event(), list[Worker]()
+    engine = SimEngine("m", SimSettings(step_ms=5, prefill_ms=1, slots=8))
+    card = await engine.start(lambda step: [worker.on_step(step) for worker in workers], lambda _: None)
+    worker = Worker(wire, engine, card, WorkerSettings(drain_s=drain_s), recorder, reasons.append)
+    workers.append(worker)
+    task = asyncio.create_task(worker.run(stop))
+    jobs = [await put_job(queue, "x", 300, id=new_job_id(partition)) for partition in (0, 1)]
+    await until(lambda: engine.stats().running == 2)
+    try:
+        yield TwoPartitions(wire, worker, task, stop, jobs, reasons)
+    finally:
+        task.cancel()
+        await engine.stop()
+        await wire.close()
+
+
+async def test_a_drain_hands_back_beside_a_partition_that_is_away(
+    redis_url: str, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other's job waits again at once, and it counts no loss; the drain ends."""
+    async with two_partitions(redis_url, recorder, drain_s=0) as two:
+        release = two.worker.lease.release
+
+        async def away_in_one(job_id: str, *args: Any, **options: Any) -> None:
+            if job_id == two.jobs[0].id:
+                raise Unavailable("away")
+            await release(job_id, *args, **options)
+
+        monkeypatch.setattr(two.worker.lease, "release", away_in_one)
+        two.stop.set()
+        await asyncio.wait_for(two.task, 30)
+        record = await JobReader(two.wire).record(two.jobs[1].id)
+        assert record.state is JobState.QUEUED and [each.outcome for each in record.attempts] == ["handed_back"]
+
+
 @pytest.mark.parametrize("draining", [False, True])
 async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
     redis_url: str, recorder: Recorder, draining: bool
 ) -> None:
     """Fenced in one of two partitions, before or in its drain: the other's jobs finish, and none counts as lost."""
-    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=2))
-    queue, reasons, stop, workers = Queue(wire), list[str](), asyncio.Event(), list[Worker]()
-    engine = SimEngine("m", SimSettings(step_ms=5, prefill_ms=1, slots=8))
-    card = await engine.start(lambda step: [worker.on_step(step) for worker in workers], lambda _: None)
-    worker = Worker(wire, engine, card, WorkerSettings(drain_s=20), recorder, reasons.append)
-    workers.append(worker)
-    task = asyncio.create_task(worker.run(stop))
-    jobs = [await put_job(queue, "x", 300, id=new_job_id(partition)) for partition in (0, 1)]
-    await until(lambda: engine.stats().running == 2)
-    if draining:
-        stop.set()
-    await lose_lease(wire, worker)
-    with pytest.raises(Fenced, match=r"\[0\]"):
-        await asyncio.wait_for(task, 30)
-    taken, kept = [await JobReader(wire).record(job.id) for job in jobs]
-    assert (taken.state, kept.state) == (JobState.QUEUED, JobState.COMPLETED) and text_of(kept) == expected("x", 300)
-    assert await wire.redis.hget(partition_key(1, "job", jobs[1].id), "losses") is None
-    assert reasons == ["its lease in partition 0 was taken"]
-    assert await wire.redis.zscore(partition_key(1, "leases"), worker.lease.id) is None
-    await engine.stop()
-    await wire.close()
+    async with two_partitions(redis_url, recorder, drain_s=20) as two:
+        wire, jobs = two.wire, two.jobs
+        if draining:
+            two.stop.set()
+        await lose_lease(wire, two.worker)
+        with pytest.raises(Fenced, match=r"\[0\]"):
+            await asyncio.wait_for(two.task, 30)
+        taken, kept = [await JobReader(wire).record(job.id) for job in jobs]
+        assert (taken.state, kept.state) == (JobState.QUEUED, JobState.COMPLETED)
+        assert text_of(kept) == expected("x", 300)
+        assert await wire.redis.hget(partition_key(1, "job", jobs[1].id), "losses") is None
+        assert two.reasons == ["its lease in partition 0 was taken"]
+        assert await wire.redis.zscore(partition_key(1, "leases"), two.worker.lease.id) is None
 
 
 async def test_a_claim_whose_lease_is_lost_meanwhile_begins_nothing(wire: RedisClient, start: Start) -> None:

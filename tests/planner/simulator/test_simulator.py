@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -164,10 +165,10 @@ def test_one_worker_ends_every_text_at_the_time_of_both_simulations() -> None:
     assert ended == pytest.approx([each.ended_s for each in single], abs=0.05)
 
 
-@pytest.mark.parametrize("queue", [PenstockQueue(), queues.TextQueue(queues.by_lane)])
-def test_every_text_ends_with_the_workers_of_the_product(queue: queues.TextQueue) -> None:
+@pytest.mark.parametrize("new_queue", [PenstockQueue, lambda: queues.TextQueue(queues.by_lane)])
+def test_every_text_ends_with_the_workers_of_the_product(new_queue: Callable[[], queues.TextQueue]) -> None:
     """All tokens, and nobody waits for ever, in the order of the product and by lanes alone."""
-    texts = made(4, 1500)
+    queue, texts = new_queue(), made(4, 1500)
     workers: list[queues.ModelWorker] = [
         queues.PenstockWorker(ModelEngine(EngineShape(4000, 8)), Random(3)) for _ in range(3)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -50,13 +51,11 @@ def lanes(draw: st.DrawFn) -> tuple[LaneDepth, ...]:
     return tuple(found)
 
 
-DEADLINES = st.builds(
-    WaitingDeadline,
-    st.just("m"),
-    st.sampled_from(Priority),
-    st.integers(0, 100_000),
-    st.integers(0, int(3000 * MIN_QUEUED_S)),
-)
+def deadlines(waiting: Sequence[Priority]) -> st.SearchStrategy[tuple[WaitingDeadline, ...]]:
+    """Of jobs in lanes where any wait; none if none does."""
+    lane, age_ms = st.sampled_from(waiting or list(Priority)), st.integers(0, int(3000 * MIN_QUEUED_S))
+    each = st.builds(WaitingDeadline, st.just("m"), lane, st.integers(0, 100_000), age_ms)
+    return st.lists(each, max_size=3 if waiting else 0).map(tuple)
 
 
 @st.composite
@@ -73,7 +72,14 @@ def workers(draw: st.DrawFn) -> tuple[Process, ...]:
     )  # fmt: skip
 
 
-snapshots = st.builds(Snapshot, st.just("m"), lanes(), workers(), due=st.lists(DEADLINES, max_size=3).map(tuple))
+@st.composite
+def drawn_snapshots(draw: st.DrawFn) -> Snapshot:
+    found = draw(lanes())
+    due = draw(deadlines([lane.priority for lane in found if lane.waiting]))
+    return Snapshot("m", found, draw(workers()), due=due)
+
+
+snapshots = drawn_snapshots()
 
 
 @st.composite
