@@ -1,6 +1,7 @@
-"""`python -m bench.mutants`: would the test suite notice a mistake made by chance? Draws small changes of the product,
-runs in a copy of the tree the tests of the changed file's folder, then of its room, then of all rooms (those that take
-no seconds), and tells which changes no test noticed. One that fails without the change too has noticed nothing.
+"""`python -m bench.mutants`: would the test suite notice a mistake made by chance? Draws small changes of the product
+and runs, in a copy of the tree, the tests that take no seconds: those that reach the changed line, the nearest first;
+for a Lua script those of its folder, then of all rooms. Tells which changes no test noticed. A test that fails without
+the change too has noticed nothing.
 
 Every run draws another sample, from a seed that is printed first; `--seed N` repeats a sample. Exits 1 if fewer are
 noticed than are wanted; 2 if its tool is not there."""
@@ -24,6 +25,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from bench import program
+from bench.mutants.reach import Reach, measure
 from bench.penstock import start_redis
 from bench.processes import Processes
 from bench.program import OUT, BenchProgram, Option, ProgramRun, WrongArguments, side_by_side
@@ -52,10 +54,13 @@ class Mutant(msgspec.Struct, frozen=True):
         for line in difflib.ndiff(before.splitlines(), self.text.splitlines()):
             if line.startswith(("- ", "+ ")):
                 sides[line.startswith("+ ")].append(line[2:].strip())
-        pairs = enumerate(zip(before.splitlines(), self.text.splitlines(), strict=False), 1)
-        at = next((number for number, (old, new) in pairs if old != new), 0)
         old, new = (" / ".join(side) or "nothing" for side in sides)
-        return f"{self.file}:{at}: {old} -> {new}"
+        return f"{self.file}:{self.line(before)}: {old} -> {new}"
+
+    def line(self, before: str) -> int:
+        """The number of the first line that changed, from 1."""
+        pairs = enumerate(zip(before.splitlines(), self.text.splitlines(), strict=False), 1)
+        return next((number for number, (old, new) in pairs if old != new), 1)
 
 
 SWAPS = {
@@ -143,8 +148,10 @@ TOOL = Path(".venv-audit/bin/python")
 ROOMS = ("api", "workers", "scheduler", "offline", "streaming")
 CHECKSUM = "tests/streaming/store/test_identity.py::test_every_change_of_the_store_raises_its_format"
 """It fails at every change of what scripts read and write, right or wrong: it notices no mistake."""
-HANG_TIMEOUT_S = 900.0
-"""Longer than the tests of all rooms take: a mutant that makes one wait for ever is noticed."""
+HANG_TIMEOUT_S, HANG_TIMEOUT_PER_TEST_S = 60.0, 0.5
+"""Longer than any tests take that take no seconds: a mutant that makes one wait for ever is noticed."""
+LUA_TESTS = [("tests/streaming",), ("tests/api", "tests/workers", "tests/scheduler", "tests/offline")]
+LUA_TIMEOUT_S = 900.0
 COLUMNS = columns("room: room; mutants: mutants; noticed: noticed; percent: %")
 
 
@@ -158,37 +165,40 @@ class MutantTrial:
     """By which test; "" if all pass."""
 
 
-def try_mutant(copies: TreeCopies, mutant: Mutant) -> MutantTrial:
-    """Write it into a copy of the tree and run its tests there, the nearest first."""
-    name = mutant.name((copies.tree / mutant.file).read_text(encoding="utf-8"))
+def try_mutant(copies: TreeCopies, reach: Reach, mutant: Mutant) -> MutantTrial:
+    """Write it into a copy of the tree and run the tests there that reach it."""
+    before = (copies.tree / mutant.file).read_text(encoding="utf-8")
     with copies.changed({mutant.file: mutant.text}) as changed:
-        found = (_noticed(copies, changed, folders) for folders in folders_of(copies.tree, mutant.file))
-        return MutantTrial(mutant, name, next(filter(None, found), ""))
+        if mutant.file.endswith(".lua"):
+            found = (_noticed(copies, changed, folders, LUA_TIMEOUT_S) for folders in LUA_TESTS)
+            noticed = next(filter(None, found), "")
+        else:
+            tests = reach.tests(mutant.file, mutant.line(before))
+            noticed = _noticed_by_any(copies, changed, tests) if tests else ""
+        return MutantTrial(mutant, mutant.name(before), noticed)
 
 
-def folders_of(tree: Path, file: str) -> list[tuple[str, ...]]:
-    """The tests of a file, which mirror the folders: of its own folder, of its room, and of all others."""
-    own = Path("tests", file).parent
-    while not (tree / own).is_dir():
-        own = own.parent
-    room = f"tests/{Path(file).parts[0]}"
-    others = tuple(each for each in (f"tests/{name}" for name in ROOMS) if each != room and (tree / each).is_dir())
-    return [folders for folders in dict.fromkeys([(own.as_posix(),), (room,), others]) if folders]
+def _noticed_by_any(copies: TreeCopies, changed: Path, tests: Sequence[str]) -> str:
+    """Of these tests, named in a file: there may be thousands."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as names:
+        names.write("\n".join(tests))
+        names.flush()
+        return _noticed(copies, changed, (f"@{names.name}",), HANG_TIMEOUT_S + HANG_TIMEOUT_PER_TEST_S * len(tests))
 
 
-def _noticed(copies: TreeCopies, changed: Path, folders: tuple[str, ...]) -> str:
-    """The test of these folders that fails in the changed tree and passes in the sound one; what else ended the tests
-    of the changed tree alone."""
+def _noticed(copies: TreeCopies, changed: Path, tests: tuple[str, ...], limit_s: float) -> str:
+    """The test among them that fails in the changed tree and passes in the sound one; what else ended the tests of the
+    changed tree alone."""
     left_out = [CHECKSUM]
     while True:
         options = [f"--deselect={test}" for test in left_out]
         options += ["-x", "-m", "not slow"]
-        run = run_tests(changed, folders, *options, limit_s=HANG_TIMEOUT_S)
+        run = run_tests(changed, tests, *options, limit_s=limit_s)
         if run.code in (PASSED, NO_TESTS):
             return ""
         with copies.changed({}) as sound:
             if run.failure is None:  # a fixture, an import, a test that waits for ever
-                same = run_tests(sound, folders, *options, limit_s=HANG_TIMEOUT_S)
+                same = run_tests(sound, tests, *options, limit_s=limit_s)
                 is_same = (same.code, same.failure) == (run.code, None)
                 return "" if is_same else f"no test that could be run (pytest: {run.code})"
             test, _ = run.failure
@@ -219,8 +229,13 @@ def _run(run: ProgramRun) -> int:
         copies = TreeCopies(sound, Path(folder))
         check_origins(sound)
         sample = _named(sound, _python(sound, seed, args.sample) + _lua(sound, seed, args.lua), args.only or "")
+        run.console.print("one run of the tests that take no seconds: which lines does each reach?")
+        data = Path(folder) / "reach" / "data"
+        data.parent.mkdir()
+        measure(sound, ROOMS, data)
+        reach = Reach(sound, data)
         trials: list[MutantTrial] = []
-        for trial in side_by_side([partial(try_mutant, copies, mutant) for mutant in sample], args.jobs):
+        for trial in side_by_side([partial(try_mutant, copies, reach, mutant) for mutant in sample], args.jobs):
             trials.append(trial)
             verdict = f"noticed by {trial.noticed}" if trial.noticed else "SURVIVED"
             run.console.print(f"{len(trials)}/{len(sample)} {trial.name}: {verdict}", soft_wrap=True, markup=False)
