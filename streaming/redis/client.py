@@ -232,10 +232,11 @@ class RedisClient:
         if self._is_promise(calls):
             return False
         groups = _grouped(calls)
-        if (sent := self._topology.send_scripts([self._command(each) for each in groups])) is None:
-            return False
-        sent.add_done_callback(lambda sent: on_done(_begun(sent, groups)))
-        return True
+
+        def answered(answers: list[Any] | Exception) -> None:
+            on_done(_begun(answers, groups))
+
+        return self._topology.send_scripts([self._command(each) for each in groups], answered)
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
         """Run the calls on all their servers concurrently. Returns answers and error answers."""
@@ -441,13 +442,13 @@ def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
     return groups
 
 
-def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) -> list[Any] | None:
-    """The answer or error of each call; the connection's error if that was lost. None: send the calls once more."""
-    if error := sent.exception():
-        return [_translated(error)] * sum(map(len, groups))
-    if any(isinstance(answer, Exception) for answer in sent.result()):
-        return None
-    return [_translated(each) if isinstance(each, Exception) else each for each in _by_call(groups, sent.result())]
+def _begun(answers: list[Any] | Exception, groups: Sequence[Sequence[Call]]) -> list[Any] | None:
+    """The answer of each call; the connection's error if that was lost. None, because some call has an error: send them
+    all once more."""
+    if isinstance(answers, Exception):
+        return [_translated(answers)] * sum(map(len, groups))
+    found = _by_call(groups, answers)
+    return None if any([isinstance(each, Exception) for each in found]) else found
 
 
 def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -42,6 +43,9 @@ from streaming.errors import Unavailable
 from streaming.redis.settings import Address, parse_address
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
+
+OnAnswered: TypeAlias = Callable[[list[Any] | Exception], None]
+"""Gets the answers and error answers of commands, or redis-py's ConnectionError or TimeoutError. It must not raise."""
 
 KINDS: dict[str, type[ResponseError]] = {
     "CLUSTERDOWN": ClusterDownError,
@@ -87,12 +91,17 @@ class SharedConnection:
             talk = opening.result()
             if talk.over:  # lost again before this task was resumed
                 raise RedisConnectionError("the connection was lost as soon as it was open")
-        return await talk.send(commands)
+        answered: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        talk.send(commands, partial(_settle, answered))
+        return await answered
 
-    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        """Send commands before this call returns; None, and nothing is sent, if the connection is not open."""
+    def send(self, commands: Sequence[Command], on_answered: OnAnswered) -> bool:
+        """Send commands before this call returns; False, and nothing is sent, if the connection is not open."""
         talk = self._talk
-        return None if talk is None or talk.over else talk.send(commands)
+        if talk is None or talk.over:
+            return False
+        talk.send(commands, on_answered)
+        return True
 
     async def _open(self) -> PipelinedProtocol:
         await self._give_back()
@@ -121,6 +130,15 @@ class SharedConnection:
             await self._release(connection)
 
 
+def _settle(answered: asyncio.Future[list[Any]], answers: list[Any] | Exception) -> None:
+    if answered.done():  # its caller was cancelled
+        return
+    if isinstance(answers, Exception):
+        answered.set_exception(answers)
+    else:
+        answered.set_result(answers)
+
+
 @dataclass(slots=True, eq=False)
 class Sent:
     """Commands that were sent and are not fully answered."""
@@ -128,7 +146,7 @@ class Sent:
     count: int
     due: float
     """Loop time by which they must be answered."""
-    done: asyncio.Future[list[Any]]
+    on_answered: OnAnswered
     answers: list[Any] = field(default_factory=list)
 
 
@@ -188,11 +206,11 @@ class PipelinedProtocol(TakenOver):
         """Whether the connection is closed. The transport knows it one loop iteration before `connection_lost`."""
         return self._over or self._transport.is_closing()
 
-    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
-        """Send commands; the future gets their answers, or an error after the timeout. It may be cancelled."""
+    def send(self, commands: Sequence[Command], on_answered: OnAnswered) -> None:
+        """Send commands; their answers come later, or an error after the timeout."""
         # First: if it raises, nothing waits for an answer. hiredis' stub says tuple[X] for tuple[X, ...].
         data = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
-        sent = Sent(len(commands), self._loop.time() + self._timeout_s, self._loop.create_future())
+        sent = Sent(len(commands), self._loop.time() + self._timeout_s, on_answered)
         self._sent.append(sent)
         if self._timer is None:
             self._timer = self._loop.call_at(sent.due, self._look)
@@ -200,15 +218,13 @@ class PipelinedProtocol(TakenOver):
             self._transport.writelines(data)
         except RuntimeError as error:  # raised by uvloop for a closed transport that does not yet report it
             self.end(RedisConnectionError(f"the connection is closed: {error}"))
-        return sent.done
 
     def _take(self, said: Any) -> None:
         sent = self._sent[0]
         sent.answers.append(said)
         if len(sent.answers) == sent.count:
             self._sent.popleft()
-            if not sent.done.done():
-                sent.done.set_result(sent.answers)
+            sent.on_answered(sent.answers)
 
     def _look(self) -> None:
         """Check the timeout of the oldest commands; one timer serves all, since the oldest are due first."""
@@ -222,9 +238,7 @@ class PipelinedProtocol(TakenOver):
         self._over = True
         super().end(error)
         while self._sent:
-            sent = self._sent.popleft()
-            if not sent.done.done():
-                sent.done.set_exception(error)
+            self._sent.popleft().on_answered(error)
 
 
 def refusal(text: str) -> ResponseError:
@@ -439,9 +453,9 @@ class OneServer:
         """The same over the shared connection, where a call costs least. For commands that do not block."""
         return await self._checked(await self._shared.run(commands))
 
-    def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        """Send before returning, over the shared connection; None, and nothing is sent, if it is not open."""
-        return self._shared.send(commands)
+    def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered) -> bool:
+        """Send before returning, over the shared connection; False, and nothing is sent, if it is not open."""
+        return self._shared.send(commands, on_answered)
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
         if any(_is_deposed(error) for error in _errors(answers)):
@@ -540,8 +554,8 @@ class Cluster:
             self._cluster._initialize = True
         return answers
 
-    def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        return None  # finding the node may need a round trip
+    def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered) -> bool:
+        return False  # finding the node may need a round trip
 
     def _connection_to(self, place: str) -> SharedConnection:
         node = self._node(place)
