@@ -229,7 +229,9 @@ class Rounds(Generic[T, Answer]):
 
     Args:
         max_items: in one round.
-        eager_items: if so many items wait, they are given to `start_now`, in the middle of a loop iteration: of a burst
+        start_now: begins a round without a task, and passes its answers on, or None if `work` must do it after all;
+            False: it cannot.
+        eager_items: if so many items wait, they are given to `start_now` in the middle of a loop iteration: of a burst
             the first need not wait until the last has been handled.
     """
 
@@ -243,7 +245,10 @@ class Rounds(Generic[T, Answer]):
     ) -> None:
         self._work, self._max_items, self._eager_items, self._start_now = work, max_items, eager_items, start_now
         self._waiting: list[tuple[T, asyncio.Future[Answer]]] = []
-        self._running: asyncio.Task[None] | None = None
+        self._running = False
+        """A round is under way, or is about to begin."""
+        self._task: asyncio.Task[None] | None = None
+        """The round that `work` does."""
 
     def ask(self, item: T) -> asyncio.Future[Answer]:
         """Queue this item for the next round. The future gets its answer; it raises what `work` raises, or the
@@ -267,18 +272,26 @@ class Rounds(Generic[T, Answer]):
         self._keep_running()
 
     def _keep_running(self) -> None:
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
+        if not self._running:
+            self._running = True
+            asyncio.get_running_loop().call_soon(self._next)  # with all that this loop iteration asks
 
-    async def _run(self) -> None:
-        """Run rounds until no request waits. Cancelled requests are skipped."""
-        try:
-            while self._waiting:
-                waiting, self._waiting = self._waiting[: self._max_items], self._waiting[self._max_items :]
-                if asked := [each for each in waiting if not each[1].done()]:
-                    await self._round(asked)
-        finally:
-            self._running = None
+    def _next(self) -> None:
+        """Begin the next round, unless no request waits. Cancelled requests are skipped."""
+        asked: list[tuple[T, asyncio.Future[Answer]]] = []
+        while self._waiting and not asked:
+            waiting, self._waiting = self._waiting[: self._max_items], self._waiting[self._max_items :]
+            asked = [each for each in waiting if not each[1].done()]
+        self._running = bool(asked)
+        if asked and not self._start_now([item for item, _ in asked], partial(self._ended, asked)):
+            self._task = asyncio.create_task(self._round(asked))
+
+    def _ended(self, asked: list[tuple[T, asyncio.Future[Answer]]], answers: Sequence[Answer] | None) -> None:
+        if answers is None:
+            self._task = asyncio.create_task(self._round(asked))
+            return
+        _deliver(asked, answers)
+        self._next()
 
     async def _round(self, asked: Sequence[tuple[T, asyncio.Future[Answer]]]) -> None:
         try:
@@ -290,6 +303,7 @@ class Rounds(Generic[T, Answer]):
                 future.cancel()
             raise
         _deliver(asked, answers)
+        self._next()
 
 
 def _deliver(asked: Sequence[tuple[T, asyncio.Future[Answer]]], answers: Sequence[Answer | Exception]) -> None:

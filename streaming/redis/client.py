@@ -219,23 +219,29 @@ class RedisClient:
                 answers = await self._run(calls)
         return [_translated(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
-    def send_nowait(self, calls: Sequence[Call], on_done: Then) -> bool:
+    def send_nowait(self, calls: Sequence[Call], on_done: Then | None) -> bool:
         """Send calls before this returns, and wake no task for their answers. Callers decide whether a call may be sent
         again; this method never repeats one.
 
         Args:
             on_done: called with the answers (the error for each call if the connection was lost), or with None if the
-                caller should send the calls once more with `outcomes`.
+                caller should send the calls once more with `outcomes`. None: the server is to answer nothing, so only a
+                later call shows what became of these.
 
-        Returns: False if nothing was sent, because no connection is open or the calls need a replica's answer.
+        Returns: False if nothing was sent, because no connection is open, or the calls need a replica's answer, or the
+            server has not allowed unanswered ones yet.
         """
         if self._is_promise(calls):
             return False
         groups = _grouped(calls)
-        if (sent := self._topology.send_scripts([self._command(each) for each in groups])) is None:
-            return False
-        sent.add_done_callback(lambda sent: on_done(_begun(sent, groups)))
-        return True
+        commands = [self._command(each) for each in groups]
+        if on_done is None:
+            return self._topology.send_scripts(commands, None)
+
+        def answered(answers: list[Any] | Exception) -> None:
+            on_done(_begun(answers, groups))
+
+        return self._topology.send_scripts(commands, answered)
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
         """Run the calls on all their servers concurrently. Returns answers and error answers."""
@@ -441,13 +447,13 @@ def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
     return groups
 
 
-def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) -> list[Any] | None:
-    """The answer or error of each call; the connection's error if that was lost. None: send the calls once more."""
-    if error := sent.exception():
-        return [_translated(error)] * sum(map(len, groups))
-    if any(isinstance(answer, Exception) for answer in sent.result()):
-        return None
-    return [_translated(each) if isinstance(each, Exception) else each for each in _by_call(groups, sent.result())]
+def _begun(answers: list[Any] | Exception, groups: Sequence[Sequence[Call]]) -> list[Any] | None:
+    """The answer of each call; the connection's error if that was lost. None, because some call has an error: send them
+    all once more."""
+    if isinstance(answers, Exception):
+        return [_translated(answers)] * sum(map(len, groups))
+    found = _by_call(groups, answers)
+    return None if any(isinstance(each, Exception) for each in found) else found
 
 
 def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:

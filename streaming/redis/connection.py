@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -43,12 +44,19 @@ from streaming.redis.settings import Address, parse_address
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
 
+OnAnswered: TypeAlias = Callable[[list[Any] | Exception], object]
+"""Gets the answers and error answers of commands, or redis-py's ConnectionError or TimeoutError. It must not raise."""
+
 KINDS: dict[str, type[ResponseError]] = {
     "CLUSTERDOWN": ClusterDownError,
     "MOVED": MovedError,
     "READONLY": ReadOnlyError,
 }
 """Error replies that callers catch by their class."""
+
+
+class SkipDenied(ResponseError):
+    """The answer to CLIENT REPLY of a user that may not send it."""
 
 
 class SharedConnection:
@@ -87,12 +95,20 @@ class SharedConnection:
             talk = opening.result()
             if talk.over:  # lost again before this task was resumed
                 raise RedisConnectionError("the connection was lost as soon as it was open")
-        return await talk.send(commands)
+        answered: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        talk.send(commands, partial(_settle, answered))
+        return await answered
 
-    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        """Send commands before this call returns; None, and nothing is sent, if the connection is not open."""
+    def send(self, commands: Sequence[Command], on_answered: OnAnswered | None) -> bool:
+        """Send commands before this call returns. None: the server is to answer nothing. False, and nothing is sent, if
+        the connection is not open, or the server has not allowed this yet."""
         talk = self._talk
-        return None if talk is None or talk.over else talk.send(commands)
+        if talk is None or talk.over:
+            return False
+        if on_answered is None:
+            return talk.send_unanswered(commands)
+        talk.send(commands, on_answered)
+        return True
 
     async def _open(self) -> PipelinedProtocol:
         await self._give_back()
@@ -121,6 +137,15 @@ class SharedConnection:
             await self._release(connection)
 
 
+def _settle(answered: asyncio.Future[list[Any]], answers: list[Any] | Exception) -> None:
+    if answered.done():  # its caller was cancelled
+        return
+    if isinstance(answers, Exception):
+        answered.set_exception(answers)
+    else:
+        answered.set_result(answers)
+
+
 @dataclass(slots=True, eq=False)
 class Sent:
     """Commands that were sent and are not fully answered."""
@@ -128,7 +153,7 @@ class Sent:
     count: int
     due: float
     """Loop time by which they must be answered."""
-    done: asyncio.Future[list[Any]]
+    on_answered: OnAnswered
     answers: list[Any] = field(default_factory=list)
 
 
@@ -182,33 +207,52 @@ class PipelinedProtocol(TakenOver):
         self._over = False
         self._timeout_s = timeout_s
         self._sent: deque[Sent] = deque()
+        self._skips: bool | None = None
+        """Whether this user may send commands that are not answered; None: not asked yet."""
 
     @property
     def over(self) -> bool:
         """Whether the connection is closed. The transport knows it one loop iteration before `connection_lost`."""
         return self._over or self._transport.is_closing()
 
-    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
-        """Send commands; the future gets their answers, or an error after the timeout. It may be cancelled."""
-        # First: if it raises, nothing waits for an answer. hiredis' stub says tuple[X] for tuple[X, ...].
-        data = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
-        sent = Sent(len(commands), self._loop.time() + self._timeout_s, self._loop.create_future())
+    def send(self, commands: Sequence[Command], on_answered: OnAnswered) -> None:
+        """Send commands; their answers come later, or an error after the timeout."""
+        data = [packed(command) for command in commands]  # first: if it raises, nothing waits for an answer
+        sent = Sent(len(commands), self._loop.time() + self._timeout_s, on_answered)
         self._sent.append(sent)
         if self._timer is None:
             self._timer = self._loop.call_at(sent.due, self._look)
+        self._write(data)
+
+    def send_unanswered(self, commands: Sequence[Command]) -> bool:
+        """Send commands that the server does not answer, whatever becomes of them: an answer wakes both sides. False,
+        and nothing is sent, if the server does not allow it; the first call on a connection asks."""
+        if self._skips:
+            self._write([part for command in commands for part in (SKIP, packed(command))])
+            return True
+        if self._skips is None:
+            self._skips = False
+            self.send([("CLIENT", "REPLY", "ON")], self._allow)
+        return False
+
+    def _allow(self, answers: list[Any] | Exception) -> None:
+        self._skips = answers == [b"OK"]
+
+    def _write(self, data: Sequence[bytes]) -> None:
         try:
             self._transport.writelines(data)
         except RuntimeError as error:  # raised by uvloop for a closed transport that does not yet report it
             self.end(RedisConnectionError(f"the connection is closed: {error}"))
-        return sent.done
 
     def _take(self, said: Any) -> None:
+        if self._skips and isinstance(said, SkipDenied):
+            self.end(RedisConnectionError("the user lost the right to CLIENT REPLY: answers do not match any more"))
+            return
         sent = self._sent[0]
         sent.answers.append(said)
         if len(sent.answers) == sent.count:
             self._sent.popleft()
-            if not sent.done.done():
-                sent.done.set_result(sent.answers)
+            sent.on_answered(sent.answers)
 
     def _look(self) -> None:
         """Check the timeout of the oldest commands; one timer serves all, since the oldest are due first."""
@@ -222,14 +266,24 @@ class PipelinedProtocol(TakenOver):
         self._over = True
         super().end(error)
         while self._sent:
-            sent = self._sent.popleft()
-            if not sent.done.done():
-                sent.done.set_exception(error)
+            self._sent.popleft().on_answered(error)
+
+
+def packed(command: Command) -> bytes:
+    """A command as the server reads it."""
+    data: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub says tuple[X] for tuple[X, ...]
+    return data
+
+
+SKIP = packed(("CLIENT", "REPLY", "SKIP"))
+"""Sent before a command that the server is not to answer."""
 
 
 def refusal(text: str) -> ResponseError:
     """Make redis-py's exception for the text of an error reply."""
     code, _, words = text.partition(" ")
+    if code == "NOPERM" and "client|reply" in words:
+        return SkipDenied(text)
     kind = KINDS.get(code)
     return ResponseError(text) if kind is None else kind(words, status_code=code)
 
@@ -288,7 +342,7 @@ class Subscription(TakenOver):
             raise self._fault
 
     def _send(self, *words: str) -> None:
-        self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]  # its stub has tuples of one
+        self._transport.write(packed(words))
 
     def data_received(self, data: bytes) -> None:
         """Parse messages, and pass those of this read on together."""
@@ -439,9 +493,9 @@ class OneServer:
         """The same over the shared connection, where a call costs least. For commands that do not block."""
         return await self._checked(await self._shared.run(commands))
 
-    def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        """Send before returning, over the shared connection; None, and nothing is sent, if it is not open."""
-        return self._shared.send(commands)
+    def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered | None) -> bool:
+        """Like SharedConnection.send, over the shared connection."""
+        return self._shared.send(commands, on_answered)
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
         if any(_is_deposed(error) for error in _errors(answers)):
@@ -540,8 +594,8 @@ class Cluster:
             self._cluster._initialize = True
         return answers
 
-    def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
-        return None  # finding the node may need a round trip
+    def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered | None) -> bool:
+        return False  # finding the node may need a round trip
 
     def _connection_to(self, place: str) -> SharedConnection:
         node = self._node(place)
