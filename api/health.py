@@ -11,6 +11,8 @@ from api.admission import services_of
 from api.jobs import as_json
 from api.services import Services
 from streaming.errors import Unavailable
+from streaming.fleet.plans import LEADER
+from streaming.fleet.processes import processes_of
 from streaming.jobs.settings import DEFAULT_WEIGHT, class_of
 from telemetry.catalogue import JobMetrics, OfflineMetrics
 from telemetry.metrics import CONTENT_TYPE, GaugeSample
@@ -40,15 +42,14 @@ async def _ready(services: Services) -> tuple[bool, str]:
     await services.store_client.ping()
     if reason := services.store.brief:
         return False, reason
-    processes = await services.fleet.processes()
-    if any(process.role == "worker" and process.state == "ready" for process in processes):
+    workers, lead = await services.store_client.ask_all(processes_of("worker"), LEADER)
+    if any(worker.state == "ready" for worker in workers):
         await services.learn_cards()
         return True, ""
     scalable = any(model.least_wanted == 0 and model.most_wanted > 0 for model in services.models.values())
-    has_scheduler = any(process.role == "scheduler" for process in processes)
-    if scalable and has_scheduler:
+    if scalable and lead.held:
         return True, ""
-    if any(process.role == "worker" for process in processes):
+    if workers:
         return False, "a worker is starting"
     return False, "no worker is running; look at penstock ps, or start one: penstock up --workers 1"
 

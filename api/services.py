@@ -23,7 +23,7 @@ from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
 from streaming.events import EventSettings, EventSubscriptions, Webhooks
-from streaming.fleet.plans import PLANS, Overrides, Plans, overrides_of, stall_of
+from streaming.fleet.plans import LEADER, PLANS, Overrides, Plans, overrides_of, stall_of
 from streaming.fleet.processes import ConsoleSessions, Fleet, processes_of
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.conversations import Conversations
@@ -191,14 +191,13 @@ class Services:
         async with contextlib.aclosing(self.plans.news(PLANS_INTERVAL_S)) as news:
             async for _ in news:
                 with expected:
-                    processes, plans, overrides, now_ms = await self.store_client.ask_all(
-                        processes_of(), PLANS, overrides_of(self.models), NOW
+                    workers, plans, overrides, lead, now_ms = await self.store_client.ask_all(
+                        processes_of("worker"), PLANS, overrides_of(self.models), LEADER, NOW
                     )
                     self.waits.plans.learn(plans, now_ms)
-                    workers = [each for each in processes if each.role == "worker"]
-                    is_led, stalls = any(each.role == "scheduler" for each in processes), {}
+                    stalls = {}
                     for model, settings in self.models.items():
                         plan, override = plans.get(model), overrides.get(model)
-                        if stall := stall_of(model, settings, workers, plan, override, is_led=is_led):
+                        if stall := stall_of(model, settings, workers, plan, override, lead=lead):
                             stalls[model] = stall
                     self.waits.readiness.learn(workers, stalls)

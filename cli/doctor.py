@@ -398,7 +398,7 @@ async def _judge_lanes(store_client: RedisClient, models: Models) -> list[Check]
         own = [lane for lane in lanes if lane.model == model and lane.waiting]
         waiting, oldest_s = sum(lane.waiting for lane in own), max((lane.oldest_s for lane in own), default=0.0)
         plan = plans.get(model)
-        stall = stall_of(model, settings, workers, plan, overrides.get(model), is_led=bool(lead.holder))
+        stall = stall_of(model, settings, workers, plan, overrides.get(model), lead=lead)
         jobs = f"{counted(waiting, 'job')} of {model} {'waits' if waiting == 1 else 'wait'}"
         if stall is not None and waiting:
             found.append(Check("lanes", "fail", f"{jobs} and no worker may run: {stall.cause}", stall.fix))

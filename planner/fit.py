@@ -640,6 +640,7 @@ def _at_once(spans: Sequence[tuple[float, float]]) -> int:
     return max(accumulate(change for _, change in changes), default=1)
 
 
+LANES_NOTE = "The simulated lanes have no floor and no counters of tenants: an overload of several of these differs."
 STEP_TOKENS = f"Prompt tokens of a step [{DEFAULT_STEP_TOKENS}; embedded: {EMBEDDED_STEP_TOKENS}]."
 EMBEDDED = "The engine was the embedded one, which computes prompts in the order of its slots."
 
@@ -699,7 +700,7 @@ def fit_command(
         value["scaled"] = {"scale": scale, **asdict(scaled)}
         told = [("as recorded", *_shown(whole)), (f"{scale:g} times as fast", *_shown(scaled))]
         tables.append(PlanTable(("predicted", *FIGURE_NAMES), told))
-    notes = [_fit_note(found, workers), _left_out(requests, served)]
+    notes = [_fit_note(found, workers), _left_out(requests, served), LANES_NOTE]
     return PlanAnswer(value, tables, fit_advice(rows), notes=notes)
 
 

@@ -129,9 +129,10 @@ ENGINE_PRIORITY = {Priority.INTERACTIVE: 0.8, Priority.STANDARD: NEUTRAL_PRIORIT
 
 
 def _delta_readers(job: Job, reply: Sequence[str]) -> Sequence[str]:
-    """The API processes that get a job's deltas. One whose client waits for an answer in one piece gets its end alone:
-    whoever follows the job there reads the log."""
-    return tuple([each for each in reply if job.stream or each != job.reply_to]) or (SILENT,)
+    """The API processes that get a job's deltas. One whose client waits for an answer in one piece gets its end alone,
+    unless it is there twice: then somebody follows the job there."""
+    own = job.reply_to if not job.stream and reply.count(job.reply_to) < 2 else ""
+    return tuple([each for each in dict.fromkeys(reply) if each != own]) or (SILENT,)
 
 
 class Attempt:

@@ -120,7 +120,7 @@ async def pools_view(services: Services, models: Iterable[str]) -> PoolsView:
 
 def pool_object(services: Services, model: str, view: PoolsView) -> dict[str, Any]:
     plan, settings, override = view.plans.get(model), services.model(model), view.overrides.get(model)
-    stall = stall_of(model, settings, view.workers, plan, override, is_led=bool(view.lead.holder))
+    stall = stall_of(model, settings, view.workers, plan, override, lead=view.lead)
     workers = [worker for worker in view.workers if worker.model == model]
     cordons = {each.worker: each.reason for each in plan.cordon} if plan is not None else {}
     return {
@@ -188,7 +188,7 @@ def _override(override: Override) -> dict[str, Any]:
 def leading(lead: Lead, actions: Iterable[Noted]) -> dict[str, Any]:
     """Render the leading scheduler and the newest scaling actions."""
     return {
-        "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
+        "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.held else None,
         "actions": [
             {
                 **fields_of(noted.action, "was", "want", "reason", "by"),

@@ -53,10 +53,14 @@ class Lead:
     holder: str
     epoch: int
 
+    @property
+    def held(self) -> bool:
+        """Whether a scheduler leads: also for up to `lead_s` after it was lost."""
+        return bool(self.holder)
+
 
 def claim_lead(holder: str, keep_ms: int) -> Query[Lead]:
-    """Claim or renew the lead for `keep_ms`; 0 gives it up. The answer is the leader after that. Without a holder, it
-    only reads.
+    """Claim or renew the lead for `keep_ms`; 0 gives it up. The answer is the leader after that.
 
     A leader that was suspended does not know that another was elected meanwhile. So the store checks the epoch (a
     fencing token) of everything a leader publishes and of everything a pool does for it.
@@ -69,7 +73,12 @@ def claim_lead(holder: str, keep_ms: int) -> Query[Lead]:
     return Query([("lead", FLEET_SLOT, (holder, keep_ms))], parse)
 
 
-LEADER = claim_lead("", 0)
+def _lead(answers: list[Any]) -> Lead:
+    ((holder, epoch),) = answers
+    return Lead((holder or b"").decode(errors="replace"), int(epoch) if (epoch or b"").isdigit() else 0)
+
+
+LEADER = Query([("MGET", FLEET_SLOT, (fleet_key("leader"), fleet_key("leader_epoch")))], _lead)
 """The current leader."""
 
 
@@ -300,13 +309,12 @@ def stall_of(
     plan: Plan | None,
     override: Override | None,
     *,
-    is_led: bool,
+    lead: Lead,
 ) -> Stall | None:
     """Return None while a worker takes jobs of the model, is starting, or may be started by the scheduler.
 
     Args:
         workers: of all models.
-        is_led: whether a scheduler leads.
     """
     cordoned = {each.worker for each in plan.cordon} if plan is not None else set()
     own = [each for each in workers if each.model == model and each.worker_id not in cordoned]
@@ -320,7 +328,7 @@ def stall_of(
     elif not settings.most_wanted:
         cause = "the settings start no worker of it (penstock up --workers 0)"
         fix = "start again with more --workers, or start a worker on another machine"
-    elif not is_led:
+    elif not lead.held:
         cause = "no scheduler leads, so none is started"
         fix = "start a scheduler, or a worker: penstock up --workers 1"
     elif plan is not None and plan.pool == "dry-run":

@@ -256,12 +256,14 @@ class Queue:
         answer = await self._client.call("cancel", self._partition(job_id), job_id, "", by, address)
         return answer != b"kept" and not _state_of(answer).final
 
-    async def follow(self, job_id: str, address: str, *, joining: bool = False) -> JobState:
-        """Subscribe `address` to a job's coming tokens; returns the job's state.
+    async def follow(self, job_id: str, address: str, *, joining: bool = False, again: bool = False) -> JobState:
+        """Subscribe `address` to a job's coming tokens; returns the job's state. `again`: although the job's own client
+        waits there for an answer in one piece.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
         """
-        answer = await self._follows.call(self._partition(job_id), job_id, address, "1" if joining else "")
+        flags = ["1" if flag else "" for flag in (joining, again)]
+        answer = await self._follows.call(self._partition(job_id), job_id, address, *flags)
         if answer == b"abandoned":
             raise Abandoned(job_id)
         return _state_of(answer)

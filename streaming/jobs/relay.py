@@ -40,7 +40,7 @@ from streaming.jobs.codec import (
     openings_of,
 )
 from streaming.jobs.history import ROWS_AT_ONCE, LoggedRun, LogName, read_log
-from streaming.jobs.job import JobState
+from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import NEWER, Interruption, JobRecord
@@ -479,12 +479,14 @@ class Relay:
         """Whether this process has an open buffer for this job."""
         return job_id in self._subscribers
 
-    async def follow(self, buffer: ReorderBuffer, *, joining: bool = False) -> None:
-        """Subscribe to a job that another process put, and read its earlier deltas from the log.
+    async def follow(self, buffer: ReorderBuffer, job: Job | None = None, *, joining: bool = False) -> None:
+        """Subscribe to a job's coming deltas, and read its earlier ones from the log. `job`: given if this process may
+        have put it for an answer in one piece, whose deltas do not come here by themselves.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
         """
-        await self._queue.follow(buffer.job_id, self.address, joining=joining)
+        again = job is not None and not job.stream and job.reply_to == self.address
+        await self._queue.follow(buffer.job_id, self.address, joining=joining, again=again)
         buffer.stale = True
         await self._read_soon(buffer)
 

@@ -55,7 +55,7 @@ COMMANDS: Mapping[str, Mapping[str, set[str]]] = {
         "lrange": {"places"},
         "zrevrangebyscore": {"files", "batches", "hooks"},
         "get": {"file", "console"},
-        "mget": {"file", "override"},
+        "mget": {"file", "override", "leader", "leader_epoch"},
         "hmget": {"batch", "hook"},
         "hgetall": {"card", "plan", "conversation"},
         "expire": {"job"},

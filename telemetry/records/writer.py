@@ -74,7 +74,8 @@ class RecordWriter(RecordSink):
         message = "records are lost, their disk refuses them: %s"
         self._outage = ExpectedErrors(OSError, warn, message, once=True, on_end=on_end)
         self.written = self.dropped = 0
-        self._stop = threading.Event()
+        self._stop, self._some = threading.Event(), threading.Event()
+        """`_some`: something was buffered since the last write began, or `close` was called: an idle thread sleeps."""
         self._thread = threading.Thread(target=self._run, name="records", daemon=True)
 
     def start(self) -> None:
@@ -85,6 +86,8 @@ class RecordWriter(RecordSink):
         """Buffer a record; drop it if the buffer is full."""
         line = ENCODER.encode(record)
         with self._lock:
+            if not self._lines:
+                self._some.set()
             if self._bytes + len(line) > MAX_BUFFERED_BYTES:
                 self._overflow += 1
             else:
@@ -94,12 +97,15 @@ class RecordWriter(RecordSink):
     def close(self) -> None:
         """Write what is left, and close the file. Waits for at most CLOSE_TIMEOUT_S: a disk may not answer."""
         self._stop.set()
+        self._some.set()
         if self._thread.is_alive():
             self._thread.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         while not self._stop.wait(WRITE_INTERVAL_S):
             self.flush()
+            self._some.wait()
+            self._some.clear()
         self.flush()
         self._leave_file()
 

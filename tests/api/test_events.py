@@ -171,6 +171,25 @@ async def test_the_place_where_a_worker_was_lost_is_told(door: House, door_wire:
     assert later == [whole[1].data, begun], "after its end the same"
 
 
+async def test_a_reader_beside_the_client_of_an_answer_in_one_piece(door: House, door_wire: RedisClient) -> None:
+    """The worker is asked for the deltas, too, although it sends that client's API process the end alone."""
+    client = asyncio.create_task(asyncio.to_thread(door.post, "/v1/chat/completions", BODY))
+    await until(lambda: door_wire.redis.xlen(partition_key(0, "lane", "sim", "interactive")))
+    worker = await Hand.claiming(door_wire)
+    live = Listener(door, worker.claim.job.id)
+    job = partition_key(0, "job", worker.claim.job.id)
+
+    async def asked() -> bool:
+        return await door_wire.redis.hget(job, "reply") == b",".join([worker.claim.reply[0].encode()] * 2)
+
+    await until(asked)
+    await worker.write("ab")
+    await live.until("delta", 2)
+    await worker.finish()
+    assert [event.name for event in await live.ended()][2:] == ["delta", "delta", "completed"]
+    assert (await client)[0] == 200
+
+
 async def test_a_text_that_begins_again_names_the_attempt_before(door: House, door_wire: RedisClient) -> None:
     """Behind the reset; the new text has its first attempt."""
     job_id, live, first = await begun(door, door_wire, "abc")

@@ -16,7 +16,10 @@ from redis import Redis
 
 from api.health import live_samples
 from penstock.engine import ChatTurn
+from streaming.fleet.plans import claim_lead
 from streaming.fleet.process import HEARTBEAT_TIMEOUT_S
+from streaming.fleet.processes import this_process
+from streaming.fleet.settings import ModelSettings
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.keys import fleet_key
@@ -63,6 +66,17 @@ async def test_what_a_ready_worker_can_do_is_known(local: LocalApi, path: str) -
     await local.client.get(path)
     assert local.services.cards["sim"].capabilities.repetition_penalty
     assert (await local.client.get("/v1/models/sim")).json()["capabilities"]["tools"]
+
+
+async def test_a_server_without_workers_is_ready_while_a_scheduler_leads(local: LocalApi) -> None:
+    """The same answer as in the console: a scheduler that is there and does not lead starts no worker."""
+    store, models = local.services.store_client, local.services.models
+    assert isinstance(models, dict)
+    models["sim"] = ModelSettings(engine="sim", min_workers=0, max_workers=2)
+    await local.services.fleet.report(this_process("scheduler", "s"))
+    for keep_ms, status in ((0, 503), (60_000, 200), (0, 503)):
+        await store.ask(claim_lead("s", keep_ms))
+        assert (await local.client.get("/readyz")).status_code == status
 
 
 @pytest.mark.slow

@@ -62,6 +62,8 @@ def attempt_with(
         (True, "api", ("api",), ("api",)),
         (False, "api", ("api",), ("-",)),
         (False, "api", ("api", "other"), ("other",)),
+        (False, "api", ("api", "other", "api"), ("api", "other")),
+        (True, "api", ("api", "api"), ("api",)),
         (False, "", ("other",), ("other",)),
         (False, "", (), ("-",)),
     ],

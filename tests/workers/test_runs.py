@@ -178,6 +178,29 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Redis
         assert isinstance(reply, Frame) and job.id in [each.job for each in reply.openings.values()]
 
 
+@pytest.mark.parametrize("comes", ["before", "during"])
+async def test_a_reader_beside_the_client_of_an_answer_in_one_piece_gets_deltas(
+    wire: RedisClient, start: Start, comes: str
+) -> None:
+    """At the same API process, which otherwise gets the end alone. It comes before the claim or after it."""
+    queue, address = Queue(wire), channel("api", "both")
+    job = await put_job(queue, "whole", 2000, reply_to=address)
+    async with wire.subscribe(address) as subscription:
+        if comes == "before":
+            await queue.follow(job.id, address, again=True)
+        await start(SimSettings(step_ms=20, prefill_ms=1))
+        if comes == "during":
+            await until(lambda: has_deltas(wire, job.id, 2))
+            await queue.follow(job.id, address)
+            await queue.follow(job.id, address, again=True)
+        replies = [decode_reply(await asyncio.wait_for(subscription.message(), 20)) for _ in range(20)]
+        assert isinstance(replies[0], Frame) and job.id in [each.job for each in replies[0].openings.values()]
+        assert sum(bool(isinstance(reply, Frame) and reply.openings) for reply in replies) == 1
+        await queue.follow(job.id, address, again=True)
+        await queue.abandon(job.id, address)
+        assert (await ended(wire, job.id)).state is JobState.CANCELLED
+
+
 async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire: RedisClient, start: Start) -> None:
     """The answer to an old run's finish may come after the same worker has claimed the job again."""
     queue = Queue(wire)

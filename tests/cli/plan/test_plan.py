@@ -266,6 +266,7 @@ def test_the_records_are_fitted_and_half_predicts_the_rest(tmp_path: Path, told:
     page = told("plan fit --records", f"{folder}", "--scale", "2").out
     assert "worst load" in page
     assert "held out" in page and "2 times as fast" in page and "may be planned with" in page
+    assert "no counters of tenants" in page
 
 
 def closed_loops(known: EngineFit) -> list[ServedText]:

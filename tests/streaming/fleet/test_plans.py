@@ -226,6 +226,7 @@ async def test_overrides_hold_until_ended_or_over(wire: RedisClient) -> None:
 ELASTIC = ModelSettings(engine="sim", min_workers=0, max_workers=2)
 ZERO = Override(want=0, by="ops")
 PAUSED = Override(by="ops")
+NOBODY = Lead("", 1)
 
 
 def worker(state: str, model: str = "m") -> Process:
@@ -237,11 +238,11 @@ def plan(**more: Any) -> Plan:
 
 
 @pytest.mark.parametrize(("known", "stalled"), [
-    ({}, False), ({"is_led": False}, True), ({"is_led": False, "workers": [worker("ready")]}, False),
-    ({"is_led": False, "workers": [worker("starting")]}, False),
-    ({"is_led": False, "workers": [worker("ready", "another")]}, True),
-    ({"is_led": False, "workers": [worker("draining")]}, True), ({"workers": [worker("drained")]}, False),
-    ({"is_led": False, "workers": [worker("ready")], "plan": plan(cordon=(Cordoned("x", "slow"),))}, True),
+    ({}, False), ({"lead": NOBODY}, True), ({"lead": NOBODY, "workers": [worker("ready")]}, False),
+    ({"lead": NOBODY, "workers": [worker("starting")]}, False),
+    ({"lead": NOBODY, "workers": [worker("ready", "another")]}, True),
+    ({"lead": NOBODY, "workers": [worker("draining")]}, True), ({"workers": [worker("drained")]}, False),
+    ({"lead": NOBODY, "workers": [worker("ready")], "plan": plan(cordon=(Cordoned("x", "slow"),))}, True),
     ({"override": ZERO}, True), ({"override": ZERO, "workers": [worker("ready")]}, False),
     ({"override": ZERO, "settings": ModelSettings(engine="sim")}, False),
     ({"override": PAUSED, "plan": plan()}, True), ({"override": PAUSED, "plan": plan(want=1)}, False),
@@ -249,7 +250,7 @@ def plan(**more: Any) -> Plan:
     ({"settings": ModelSettings(engine="sim", min_workers=0, max_workers=0)}, True),
 ])  # fmt: skip
 def test_what_stalls_a_model(known: dict[str, Any], stalled: bool) -> None:
-    about = {"settings": ELASTIC, "workers": [], "plan": plan(), "override": None, "is_led": True} | known
+    about = {"settings": ELASTIC, "workers": [], "plan": plan(), "override": None, "lead": Lead("s", 1)} | known
     found = stall_of("m", **about)
     assert (found is not None) == stalled
     assert found is None or (found.cause and found.fix)

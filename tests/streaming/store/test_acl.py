@@ -24,7 +24,7 @@ from cli.__main__ import main
 from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable, UnknownBatch, UnknownConversation, UnknownFile, UnknownJob
 from streaming.events import Redeliveries, Webhooks
-from streaming.fleet.plans import Overrides, Plans
+from streaming.fleet.plans import LEADER, Overrides, Plans
 from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.jobs.conversations import Conversations
 from streaming.jobs.dead_letters import DeadLetters
@@ -360,7 +360,7 @@ SENT: Mapping[str, Calls] = {
         Plans(wire).actions(5), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
         Queue(wire, Headroom(wire)).shorten_retention([JOB], 5), ConsoleSessions(wire).find("x"),
-        Conversations(wire).read(CONVERSATION, TENANT),
+        Conversations(wire).read(CONVERSATION, TENANT), wire.ask(LEADER),
     ],
     "worker": lambda wire: [
         Fleet(wire).cards(), drained(read_log(wire, 0, LOG, 1)),

@@ -69,6 +69,29 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert all(b'"v":1' in line for line in lines), "a later version must know which one wrote it"
 
 
+def test_an_idle_writer_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread wakes for records alone, and those are on the disk within the interval, each time."""
+    monkeypatch.setattr(writer_module, "WRITE_INTERVAL_S", 0.01)
+    writer = opened(tmp_path)
+    flush, flushed = writer.flush, Counter[int]()
+
+    def counted() -> None:
+        flushed[writer.written] += 1
+        flush()
+
+    monkeypatch.setattr(writer, "flush", counted)
+    writer.start()
+    for number in range(3):
+        time.sleep(0.2)
+        writer.write(record(number))
+        deadline = time.monotonic() + 10
+        while writer.written == number and time.monotonic() < deadline:
+            time.sleep(0.005)
+    writer.close()
+    assert ids(tmp_path) == [record(number).id for number in range(3)]
+    assert max(flushed.values()) <= 3 and not writer._thread.is_alive(), flushed
+
+
 CHILD = """
 import sys, time
 from pathlib import Path

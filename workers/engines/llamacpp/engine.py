@@ -207,7 +207,7 @@ class LlamacppEngine:
         prompt = prompts.of(request)
         generation = Generation(request, prompt.parts, self._context, opened=prompt.opened)
         with self._lock:
-            self._live[request.id] = generation, self._threads.submit(self._serve, generation)
+            self._live[request.id] = generation, self._in_thread(self._threads, self._serve, generation)
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request: a task or a waiting one ends now, a running one at its next token or next batch of its
@@ -302,6 +302,14 @@ class LlamacppEngine:
                 f"llama.cpp cannot load {self._path}: {error}. The file may be damaged, of a kind this version does "
                 f"not know, or too large for the memory ({self._settings.slots} slots of {self._context} tokens)."
             ) from error
+
+    def _in_thread(self, threads: ThreadPoolExecutor, call: Callable[..., Any], given: Any) -> Future[Any]:
+        """Raises EngineDead if the system refuses a thread: it would refuse the next request's, too."""
+        try:
+            return threads.submit(call, given)
+        except RuntimeError as error:
+            self._broken = f"llama.cpp cannot take requests: {error}"
+            raise EngineDead(self._broken) from error
 
     # --- the slots' threads ----------------------------------------------------------------------------------------
 
@@ -415,7 +423,7 @@ class LlamacppEngine:
         self._push(Piece(request_id, finish="cancelled") if task.cancelled() else task.result())
 
     async def _answer(self, request: Request, task: Task) -> Piece:
-        """Raises Refused, TokenizerFailed."""
+        """Raises Refused, TokenizerFailed, EngineDead."""
         prompts, tokenizer = self._running()
         match task.kind:
             case "tokenize":
@@ -454,8 +462,8 @@ class LlamacppEngine:
             raise Refused(llama.invalid(f"{words} bytes at most. Send a shorter text, or its parts.", param))
 
     async def _call(self, call: Callable[[Any], Any], body: dict[str, Any], param: str) -> Mapping[str, Any]:
-        """Call the library in a thread. Raises Refused."""
-        running = self._task_threads.submit(call, body)
+        """Call the library in a thread. Raises Refused, EngineDead."""
+        running = self._in_thread(self._task_threads, call, body)
         self._task_calls.add(running)
         running.add_done_callback(self._task_calls.discard)
         found = await asyncio.wrap_future(running)

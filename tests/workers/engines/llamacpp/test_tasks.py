@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 import math
+import threading
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import pytest_asyncio
 from engine_desk import EngineDesk
 
-from penstock.engine import ChatTurn, Input, Piece, Request, Sampling, Task, TaskKind
+from penstock.engine import ChatTurn, EngineDead, EngineHealth, Input, Piece, Request, Sampling, Task, TaskKind
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.request import ADDED_TOKENS, MIN_TOLD_BYTES
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -105,6 +106,23 @@ async def test_a_text_that_would_take_the_tokenizer_long_is_refused(desk: TaskDe
     assert piece.failure is not None and (piece.failure.status, piece.failure.param) == (400, "messages")
     piece = await desk.perform("tokenize", "1" * (MIN_TOLD_BYTES - ADDED_TOKENS - 1))
     assert piece.failure is None
+
+
+async def test_an_engine_that_gets_no_thread_is_dead(real_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next request would get none either: the worker ends instead of failing its jobs one by one."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    desk = TaskDesk(real_model, embeddings=True)
+    await desk.start()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refused)
+        assert (await desk.perform("embed", inputs=TEXTS)).failure is not None
+        assert desk.engine.health() == EngineHealth(False, "llama.cpp cannot take requests: can't start new thread")
+        with pytest.raises(EngineDead, match="can't start new thread"):
+            desk.send(TALK)
+    await desk.engine.stop()
 
 
 async def test_a_cancelled_task_ends_at_once(desk: TaskDesk) -> None:
