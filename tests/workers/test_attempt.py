@@ -56,16 +56,13 @@ def attempt_with(
     return attempt
 
 
-@pytest.mark.parametrize(
-    ("stream", "reply_to", "given", "readers"),
-    [
-        (True, "api", ("api",), ("api",)),
-        (False, "api", ("api",), ("-",)),
-        (False, "api", ("api", "other"), ("other",)),
-        (False, "", ("other",), ("other",)),
-        (False, "", (), ("-",)),
-    ],
-)
+@pytest.mark.parametrize(("stream", "reply_to", "given", "readers"), [
+    (True, "api", ("api",), ("api",)),
+    (False, "api", ("api",), ("-",)),
+    (False, "api", ("api", "other"), ("other",)),
+    (False, "", ("other",), ("other",)),
+    (False, "", (), ("-",)),
+])  # fmt: skip
 def test_whoever_follows_an_answer_in_one_piece_gets_its_deltas(
     stream: bool, reply_to: str, given: tuple[str, ...], readers: tuple[str, ...]
 ) -> None:

@@ -85,18 +85,15 @@ def test_the_youngest_go_first_and_no_more_than_needed() -> None:
     assert choose_victims(jobs, 0, NOW) == []
 
 
-@pytest.mark.parametrize(
-    ("job", "gives_way"),
-    [
-        (batch_job("a", lane=Priority.STANDARD), False),
-        (batch_job("a", lane=Priority.INTERACTIVE), False),
-        (batch_job("a", is_resumable=False), False),
-        (batch_job("a", deltas=MAX_PARKED_DELTAS + 1), False),
-        (batch_job("a", MIN_RUN_S - 0.001, is_continued=True), False),
-        (batch_job("a", MIN_RUN_S, is_continued=True), True),
-        (batch_job("a", 0), True),
-    ],
-)
+@pytest.mark.parametrize(("job", "gives_way"), [
+    (batch_job("a", lane=Priority.STANDARD), False),
+    (batch_job("a", lane=Priority.INTERACTIVE), False),
+    (batch_job("a", is_resumable=False), False),
+    (batch_job("a", deltas=MAX_PARKED_DELTAS + 1), False),
+    (batch_job("a", MIN_RUN_S - 0.001, is_continued=True), False),
+    (batch_job("a", MIN_RUN_S, is_continued=True), True),
+    (batch_job("a", 0), True),
+])  # fmt: skip
 def test_who_is_left_alone(job: RunningJob, gives_way: bool) -> None:
     assert bool(preemptible([job], NOW)) == gives_way
 

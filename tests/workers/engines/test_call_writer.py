@@ -174,21 +174,18 @@ def test_calls_are_found_by_choice_and_strict_arguments_kept() -> None:
     assert check_calls(texts, ["stop"] * 3, AUTO) == FoundCalls(frozenset({1, 2}), {"strict": ['{"a": 1}', "{}"]})
 
 
-@pytest.mark.parametrize(
-    ("text", "finish", "tools", "problem"),
-    [
-        ("hello", "stop", FORCED, "calls no function"),
-        (opened("other") + "{}", "stop", AUTO, "not offered"),
-        (opened("") + "f(1)", "stop", AUTO, "not offered"),
-        (opened("loose") + "{}", "stop", Tools(offered=AUTO.offered, choice="required", named="strict"), "not offered"),
-        (opened("loose") + '{"a": ', "stop", AUTO, "no JSON object"),
-        (opened("loose") + "[]", "stop", AUTO, "no JSON object"),
-        (opened("loose") + '{"a": NaN}', "stop", AUTO, "no JSON object"),
-        (opened("loose") + '{"a": }', "length", AUTO, "no JSON object"),
-        (opened("loose") + '{"a"' + opened("loose") + "{}", "length", AUTO, "no JSON object"),
-        (2 * (opened("loose") + "{}"), "stop", Tools(offered=AUTO.offered, parallel=False), "several calls"),
-    ],
-)
+@pytest.mark.parametrize(("text", "finish", "tools", "problem"), [
+    ("hello", "stop", FORCED, "calls no function"),
+    (opened("other") + "{}", "stop", AUTO, "not offered"),
+    (opened("") + "f(1)", "stop", AUTO, "not offered"),
+    (opened("loose") + "{}", "stop", Tools(offered=AUTO.offered, choice="required", named="strict"), "not offered"),
+    (opened("loose") + '{"a": ', "stop", AUTO, "no JSON object"),
+    (opened("loose") + "[]", "stop", AUTO, "no JSON object"),
+    (opened("loose") + '{"a": NaN}', "stop", AUTO, "no JSON object"),
+    (opened("loose") + '{"a": }', "length", AUTO, "no JSON object"),
+    (opened("loose") + '{"a"' + opened("loose") + "{}", "length", AUTO, "no JSON object"),
+    (2 * (opened("loose") + "{}"), "stop", Tools(offered=AUTO.offered, parallel=False), "several calls"),
+])  # fmt: skip
 def test_calls_that_nobody_can_use_fail_the_job(text: str, finish: str, tools: Tools, problem: str) -> None:
     failure = check_calls([text], [finish], tools)
     assert isinstance(failure, Failure) and problem in failure.message

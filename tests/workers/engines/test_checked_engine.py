@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -123,20 +124,17 @@ async def test_what_keeps_to_the_protocol_passes() -> None:
     assert checked.stats() == engine.load and checked.health().ok
 
 
-@pytest.mark.parametrize(
-    ("pieces", "problem"),
-    [
-        ([Piece("nobody", "x", n=1)], "a piece for request 'nobody', which does not run"),
-        ([Piece("r", finish="stop"), Piece("r", "x", n=1)], "which does not run: unknown, or it has ended"),
-        ([Piece("r", finish="done")], "a piece with finish 'done'"),
-        ([Piece("r", "x", n=-1)], "a piece with finish '' and counts -1, 0"),
-        ([Piece("r", cast(str, 5))], "a step is no list of Piece: Expected `str`, got `int`"),
-        ([Piece("r", "\ud800")], "a step is no list of Piece: "),
-        (["text"], "a step is no list of Piece: it holds str"),
-        ("text", "a step is no list of Piece: a str"),
-        (None, "a step is no list of Piece: a NoneType"),
-    ],
-)
+@pytest.mark.parametrize(("pieces", "problem"), [
+    ([Piece("nobody", "x", n=1)], "a piece for request 'nobody', which does not run"),
+    ([Piece("r", finish="stop"), Piece("r", "x", n=1)], "which does not run: unknown, or it has ended"),
+    ([Piece("r", finish="done")], "a piece with finish 'done'"),
+    ([Piece("r", "x", n=-1)], "a piece with finish '' and counts -1, 0"),
+    ([Piece("r", cast(str, 5))], "a step is no list of Piece: Expected `str`, got `int`"),
+    ([Piece("r", "\ud800")], "a step is no list of Piece: "),
+    (["text"], "a step is no list of Piece: it holds str"),
+    ("text", "a step is no list of Piece: a str"),
+    (None, "a step is no list of Piece: a NoneType"),
+])  # fmt: skip
 async def test_nonsense_ends_the_worker(pieces: Any, problem: str) -> None:
     """Nothing of the step is passed on, the engine is told, and from then on it is not well."""
     engine, checked, given = await running()
@@ -189,19 +187,16 @@ async def test_a_step_from_another_thread_ends_the_worker() -> None:
     assert given == []
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"card": None}, "start() returned no ModelCard: a NoneType"),
-        ({"card": replace(CARD, context=cast(int, "64"))}, "start() returned no ModelCard: Expected `int`"),
-        ({"card": replace(CARD, name="other")}, "its card is for the model 'other', not 'm'"),
-        ({"card": replace(CARD, max_output=0)}, "its card has a context or a max_output below 1"),
-        ({"load": Stats(slots=0)}, "stats() has no slots"),
-        ({"load": Stats(slots=1, kv_pinned=-1)}, "stats() has a negative kv_pinned"),
-        ({"load": Stats(slots=1, evictions=-1)}, "stats() has a negative evictions"),
-        ({"load": {"slots": 1}}, "stats() returned no Stats: a dict"),
-    ],
-)
+@pytest.mark.parametrize(("change", "problem"), [
+    ({"card": None}, "start() returned no ModelCard: a NoneType"),
+    ({"card": replace(CARD, context=cast(int, "64"))}, "start() returned no ModelCard: Expected `int`"),
+    ({"card": replace(CARD, name="other")}, "its card is for the model 'other', not 'm'"),
+    ({"card": replace(CARD, max_output=0)}, "its card has a context or a max_output below 1"),
+    ({"load": Stats(slots=0)}, "stats() has no slots"),
+    ({"load": Stats(slots=1, kv_pinned=-1)}, "stats() has a negative kv_pinned"),
+    ({"load": Stats(slots=1, evictions=-1)}, "stats() has a negative evictions"),
+    ({"load": {"slots": 1}}, "stats() returned no Stats: a dict"),
+])  # fmt: skip
 async def test_a_start_that_yields_nonsense_is_refused(change: dict[str, Any], problem: str) -> None:
     engine = Played()
     vars(engine).update(change)
@@ -242,15 +237,9 @@ async def test_an_error_for_one_request_fails_that_one(method: str) -> None:
 
 async def test_a_refusal_and_a_death_are_passed_on() -> None:
     """As the engine words them."""
-
-    def refuse() -> None:
-        raise Refused(Failure("too_long", "no", 400))
-
-    def die() -> None:
-        raise EngineDead("out of memory")
-
     engine, checked, _ = await running()
-    engine._methods = {"check": refuse, "submit": die}
+    refusal, death = Refused(Failure("too_long", "no", 400)), EngineDead("out of memory")
+    engine._methods = {"check": Mock(side_effect=refusal), "submit": Mock(side_effect=death)}
     with pytest.raises(Refused, match="no"):
         await checked.check(request("x"))
     with pytest.raises(EngineDead, match=r"^out of memory$"):

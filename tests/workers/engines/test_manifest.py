@@ -49,18 +49,15 @@ def test_a_changed_file_is_refused(folder: Path, name: str) -> None:
     assert "SHA-256 differs" in refused(folder) and name in refused(folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda folder: (folder / "model" / "modeling_toy.py").write_text("import os"), "nobody vouches"),
-        (lambda folder: (folder / "model" / "deep" / ".hidden").write_text(""), "nobody vouches"),
-        (lambda folder: (folder / "model" / "link").symlink_to("/etc/hostname"), "nobody vouches"),
-        (lambda folder: (folder / "SHA256SUMS").write_text(""), "nobody vouches"),
-        (lambda folder: (folder / "SHA256SUMS").write_text("what  model/config.json\n"), "line 1"),
-        (lambda folder: (folder / "SHA256SUMS").unlink(), "cannot be checked"),
-        (lambda folder: (folder / "model" / "deep").rename(folder / "elsewhere"), ""),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda folder: (folder / "model" / "modeling_toy.py").write_text("import os"), "nobody vouches"),
+    (lambda folder: (folder / "model" / "deep" / ".hidden").write_text(""), "nobody vouches"),
+    (lambda folder: (folder / "model" / "link").symlink_to("/etc/hostname"), "nobody vouches"),
+    (lambda folder: (folder / "SHA256SUMS").write_text(""), "nobody vouches"),
+    (lambda folder: (folder / "SHA256SUMS").write_text("what  model/config.json\n"), "line 1"),
+    (lambda folder: (folder / "SHA256SUMS").unlink(), "cannot be checked"),
+    (lambda folder: (folder / "model" / "deep").rename(folder / "elsewhere"), ""),
+])  # fmt: skip
 def test_what_nobody_vouches_for_is_refused(folder: Path, change: Callable[[Path], object], words: str) -> None:
     """A file that was added, a list that is gone or is none. (A file that is gone is the engine's to miss.)"""
     change(folder)

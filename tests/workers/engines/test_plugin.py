@@ -56,24 +56,21 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        (
-            "no_such_module:Echo",
-            "cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (try",
-        ),
-        ("echo_engine:Ehco", "echo_engine:Ehco cannot be imported: AttributeError"),
-        ("some_engines:number", "is no engine: a int, not a class"),
-        ("echo_engine:Answer", "is no engine: it has no start, check, stop, submit, cancel, stats, health"),
-        ("some_engines:nothing", "is no engine: it has no start"),
-        ("some_engines:NotAsync", "is no engine: check must be `async def`"),
-        ("some_engines:NoStruct", "its Settings is no msgspec.Struct"),
-        ("some_engines:Raises", "some_engines:Raises cannot be built: OSError: no device"),
-        ("breaks:Echo", "breaks:Echo cannot be imported: RuntimeError: no driver (try: python -c"),
-        ("sym", "no engine 'sym' is installed (did you mean 'sim'?; a plug-in is module:class (docs/engines.md))"),
-    ],
-)
+@pytest.mark.parametrize(("name", "problem"), [
+    (
+        "no_such_module:Echo",
+        "cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (try",
+    ),
+    ("echo_engine:Ehco", "echo_engine:Ehco cannot be imported: AttributeError"),
+    ("some_engines:number", "is no engine: a int, not a class"),
+    ("echo_engine:Answer", "is no engine: it has no start, check, stop, submit, cancel, stats, health"),
+    ("some_engines:nothing", "is no engine: it has no start"),
+    ("some_engines:NotAsync", "is no engine: check must be `async def`"),
+    ("some_engines:NoStruct", "its Settings is no msgspec.Struct"),
+    ("some_engines:Raises", "some_engines:Raises cannot be built: OSError: no device"),
+    ("breaks:Echo", "breaks:Echo cannot be imported: RuntimeError: no driver (try: python -c"),
+    ("sym", "no engine 'sym' is installed (did you mean 'sim'?; a plug-in is module:class (docs/engines.md))"),
+])  # fmt: skip
 def test_what_is_no_engine_is_refused(name: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         build("m", ModelSettings(engine=name), Config({}), tmp_path)
@@ -81,13 +78,10 @@ def test_what_is_no_engine_is_refused(name: str, problem: str, tmp_path: Path) -
     assert problem in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"slots": "many"}, "models.m.options.slots: expected a whole number"),
-        ({"slot": 3}, "models.m.options.slot: no such setting (did you mean 'slots'?)"),
-    ],
-)
+@pytest.mark.parametrize(("options", "problem"), [
+    ({"slots": "many"}, "models.m.options.slots: expected a whole number"),
+    ({"slot": 3}, "models.m.options.slot: no such setting (did you mean 'slots'?)"),
+])  # fmt: skip
 def test_options_are_held_against_the_engines_own_struct(
     options: dict[str, object], problem: str, tmp_path: Path
 ) -> None:

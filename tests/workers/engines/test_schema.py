@@ -57,26 +57,23 @@ def test_a_schema_of_any_draft_means_what_it_did(schema: dict[str, Any], good: A
         assert check(read, [json.dumps(bad)])["violation"]
 
 
-@pytest.mark.parametrize(
-    ("schema", "named"),
-    [
-        (of({"a": {"$ref": "#/properties/a"}}), "`$ref` at #/properties/a leads back to itself"),
-        (of({"a": {"$ref": "#/properties/b"}, "b": {"$ref": "#/properties/a"}}), "leads back to itself"),
-        (of({"a": {"allOf": [{"$ref": "#/properties/a"}]}}), "the reference to #/properties/a leads back to itself"),
-        ({"anyOf": [{"type": "null"}, {"$ref": "#"}]}, "the reference to # leads back to itself"),
-        ({"if": {"not": {"$ref": "#"}}}, "leads back to itself"),
-        (of({"a": {"$ref": 5}}), "`$ref` at #/properties/a must be a string"),
-        (of({"a/b": {"$ref": "#/$defs/none"}}), "`$ref` at #/properties/a~1b leads to no schema in it"),
-        (of({"a": {"$ref": "#none"}}), "`$ref` at #/properties/a leads to no schema in it"),
-        ({"$ref": "https://a.example/x"}, "`$ref` at # leads to another document"),
-        ({"$id": "http://[/x", "$ref": "y"}, "# has a URI that is none"),
-        ({"$schema": "https://a.example/x"}, "`$schema` at # names a dialect"),
-        ({"allOf": {}}, "#/allOf must be a list of schemas"),
-        ({"not": [{}]}, "#/not must be a schema"),
-        ({"properties": []}, "#/properties must be an object"),
-        ({"properties": {"a": 5}}, "#/properties/a must be a schema"),
-    ],
-)
+@pytest.mark.parametrize(("schema", "named"), [
+    (of({"a": {"$ref": "#/properties/a"}}), "`$ref` at #/properties/a leads back to itself"),
+    (of({"a": {"$ref": "#/properties/b"}, "b": {"$ref": "#/properties/a"}}), "leads back to itself"),
+    (of({"a": {"allOf": [{"$ref": "#/properties/a"}]}}), "the reference to #/properties/a leads back to itself"),
+    ({"anyOf": [{"type": "null"}, {"$ref": "#"}]}, "the reference to # leads back to itself"),
+    ({"if": {"not": {"$ref": "#"}}}, "leads back to itself"),
+    (of({"a": {"$ref": 5}}), "`$ref` at #/properties/a must be a string"),
+    (of({"a/b": {"$ref": "#/$defs/none"}}), "`$ref` at #/properties/a~1b leads to no schema in it"),
+    (of({"a": {"$ref": "#none"}}), "`$ref` at #/properties/a leads to no schema in it"),
+    ({"$ref": "https://a.example/x"}, "`$ref` at # leads to another document"),
+    ({"$id": "http://[/x", "$ref": "y"}, "# has a URI that is none"),
+    ({"$schema": "https://a.example/x"}, "`$schema` at # names a dialect"),
+    ({"allOf": {}}, "#/allOf must be a list of schemas"),
+    ({"not": [{}]}, "#/not must be a schema"),
+    ({"properties": []}, "#/properties must be an object"),
+    ({"properties": {"a": 5}}, "#/properties/a must be a schema"),
+])  # fmt: skip
 def test_what_cannot_be_used_is_named(schema: dict[str, Any], named: str) -> None:
     with pytest.raises(UnusableSchemaError) as caught:
         plain(schema)

@@ -33,27 +33,24 @@ def test_what_an_engine_gives_is_taken() -> None:
     check("detokenize", "")
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "words"),
-    [
-        ("embed", "", "1 vectors for 2 inputs"),
-        ("embed", encoded(1), "1 vectors for 2"),
-        ("embed", f"{encoded(1)},{encoded(2)},{encoded(3)}", "3 vectors for 2"),
-        ("embed", f"{encoded(1)},{encoded(1, 2)}", "vectors of"),
-        ("embed", ",", "vectors of"),
-        ("embed", f"{encoded(1)},{encoded(math.nan)}", "contains NaN or infinity"),
-        ("embed", f"{encoded(1, 1)},{encoded(math.inf, -math.inf)}", "contains NaN or infinity"),
-        ("embed", f"{encoded(1)},%%%%", None),
-        ("embed", f"{encoded(1)},{base64.b64encode(b'abc').decode()}", None),
-        ("rerank", "[]", "0 scores for 1"),
-        ("rerank", "[1, 2]", "2 scores for 1"),
-        ("rerank", "{}", None),
-        ("rerank", "1", None),
-        ("tokenize", "[1]", None),
-        ("tokenize", '{"tokens": ["a"], "max_model_len": 1}', None),
-        ("tokenize", '{"tokens": [1]}', None),
-    ],
-)
+@pytest.mark.parametrize(("kind", "text", "words"), [
+    ("embed", "", "1 vectors for 2 inputs"),
+    ("embed", encoded(1), "1 vectors for 2"),
+    ("embed", f"{encoded(1)},{encoded(2)},{encoded(3)}", "3 vectors for 2"),
+    ("embed", f"{encoded(1)},{encoded(1, 2)}", "vectors of"),
+    ("embed", ",", "vectors of"),
+    ("embed", f"{encoded(1)},{encoded(math.nan)}", "contains NaN or infinity"),
+    ("embed", f"{encoded(1, 1)},{encoded(math.inf, -math.inf)}", "contains NaN or infinity"),
+    ("embed", f"{encoded(1)},%%%%", None),
+    ("embed", f"{encoded(1)},{base64.b64encode(b'abc').decode()}", None),
+    ("rerank", "[]", "0 scores for 1"),
+    ("rerank", "[1, 2]", "2 scores for 1"),
+    ("rerank", "{}", None),
+    ("rerank", "1", None),
+    ("tokenize", "[1]", None),
+    ("tokenize", '{"tokens": ["a"], "max_model_len": 1}', None),
+    ("tokenize", '{"tokens": [1]}', None),
+])  # fmt: skip
 def test_what_no_reader_could_use_is_refused(kind: TaskKind, text: str, words: str | None) -> None:
     with pytest.raises(ValueError, match=words):
         check(kind, text)

@@ -102,23 +102,20 @@ def reason(
     return colocation.wait_reason(prompt, beside, offline)
 
 
-@pytest.mark.parametrize(
-    ("beside", "waits"),
-    [
-        ({}, ""),
-        ({"texts": 100, "held": 8000}, "itl"),
-        ({"prompt": 3000}, "ttft"),
-        ({"prefills": (1000, 1000)}, "ttft"),
-        ({"chat_prompt": 3000}, "ttft"),
-        # Without a target nothing waits.
-        ({"ttft_ms": None, "itl_ms": None, "texts": 200, "held": 10**6, "prompt": 4000}, ""),
-        # An engine that misses the target without it takes one, and only one: else the lane would never run.
-        ({"texts": 100, "held": 8000, "offline": 0}, ""),
-        ({"chat_prompt": 3000, "offline": 0}, ""),
-        ({"prompt": 3000, "offline": 0}, "ttft"),
-        ({"texts": 100, "held": 8000, "prompt": 3000, "offline": 0}, "ttft"),
-    ],
-)
+@pytest.mark.parametrize(("beside", "waits"), [
+    ({}, ""),
+    ({"texts": 100, "held": 8000}, "itl"),
+    ({"prompt": 3000}, "ttft"),
+    ({"prefills": (1000, 1000)}, "ttft"),
+    ({"chat_prompt": 3000}, "ttft"),
+    # Without a target nothing waits.
+    ({"ttft_ms": None, "itl_ms": None, "texts": 200, "held": 10**6, "prompt": 4000}, ""),
+    # An engine that misses the target without it takes one, and only one: else the lane would never run.
+    ({"texts": 100, "held": 8000, "offline": 0}, ""),
+    ({"chat_prompt": 3000, "offline": 0}, ""),
+    ({"prompt": 3000, "offline": 0}, "ttft"),
+    ({"texts": 100, "held": 8000, "prompt": 3000, "offline": 0}, "ttft"),
+])  # fmt: skip
 def test_a_line_of_a_batch_is_admitted_while_a_chat_keeps_its_targets(beside: dict[str, Any], waits: str) -> None:
     assert reason(learned(Random(3), noise=0.001), **beside) == waits
 

@@ -85,15 +85,12 @@ def begun(**sampling: Any) -> Generation:
 EXCEEDED = {"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 600, "message": "too long"}
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "status"),
-    [
-        ({"code": 400, "message": "no such field"}, "invalid_request_error", 400),
-        ({"code": 500, "message": "out of blocks"}, "engine_error", 500),
-        ({"message": "out of blocks"}, "engine_error", 500),
-        (EXCEEDED, "context_length_exceeded", 400),
-    ],
-)
+@pytest.mark.parametrize(("error", "code", "status"), [
+    ({"code": 400, "message": "no such field"}, "invalid_request_error", 400),
+    ({"code": 500, "message": "out of blocks"}, "engine_error", 500),
+    ({"message": "out of blocks"}, "engine_error", 500),
+    (EXCEEDED, "context_length_exceeded", 400),
+])  # fmt: skip
 def test_whose_mistake_an_error_is(error: dict[str, Any], code: str, status: int) -> None:
     """Its requester's where llama.cpp says so, else ours; it ends the request without a word more."""
     generation = begun()

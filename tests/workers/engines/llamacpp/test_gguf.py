@@ -126,22 +126,19 @@ def test_a_kind_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
         gguf.to_f16(source, tmp_path / "half.gguf", lambda _at, _of: None)
 
 
-@pytest.mark.parametrize(
-    ("data", "cause"),
-    [
-        (b"", "it is empty"),
-        (b"PK\x03\x04" + bytes(64), "does not begin with GGUF"),
-        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "format version 1"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 1 << 40, 0), "tensors"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 60), "does not fit"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("key", 77, b""), "unknown value kind 77"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("key", 9, struct.pack("<IQ", 0, 1 << 63)), "too long"),
-        (
-            b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("key", 9, struct.pack("<IQ", 9, 1) * 5000),
-            "an array of arrays",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("data", "cause"), [
+    (b"", "it is empty"),
+    (b"PK\x03\x04" + bytes(64), "does not begin with GGUF"),
+    (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "format version 1"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 1 << 40, 0), "tensors"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1 << 60), "does not fit"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("key", 77, b""), "unknown value kind 77"),
+    (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("key", 9, struct.pack("<IQ", 0, 1 << 63)), "too long"),
+    (
+        b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + pair("key", 9, struct.pack("<IQ", 9, 1) * 5000),
+        "an array of arrays",
+    ),
+])  # fmt: skip
 def test_what_is_not_a_model_file_is_named(tmp_path: Path, data: bytes, cause: str) -> None:
     """The error says the file, the cause and the next step."""
     path = written(tmp_path, data)

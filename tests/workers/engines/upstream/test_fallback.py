@@ -244,14 +244,11 @@ async def test_a_fallback_gets_half_of_its_servers_budget() -> None:
 URLS = ("http://h/v1",)
 
 
-@pytest.mark.parametrize(
-    ("fallbacks", "problem"),
-    [
-        ({"a": ("gone",)}, "no model with engine upstream"),
-        ({"a": ("a",)}, "is the model itself"),
-        ({"a": ("b", "b"), "b": ()}, "named twice"),
-    ],
-)
+@pytest.mark.parametrize(("fallbacks", "problem"), [
+    ({"a": ("gone",)}, "no model with engine upstream"),
+    ({"a": ("a",)}, "is the model itself"),
+    ({"a": ("b", "b"), "b": ()}, "named twice"),
+])  # fmt: skip
 def test_fallbacks_that_cannot_be_are_refused(fallbacks: dict[str, tuple[str, ...]], problem: str) -> None:
     models = {name: UpstreamSettings(urls=URLS, fallback=others) for name, others in fallbacks.items()}
     with pytest.raises(ConfigError, match=problem) as caught:

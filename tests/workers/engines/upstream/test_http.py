@@ -317,14 +317,11 @@ async def test_answers_and_probes_go_through_the_proxy(monkeypatch: pytest.Monke
         assert len(proxy.heads) == before, "the environment alone leads to no proxy"
 
 
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
-        (b"HTTP/1.1 403 Forbidden\r\n\r\n", "refuses CONNECT 127.0.0.1:9 (HTTP 403)"),
-        (b"HTTP/1.1 407 No\r\n\r\n", "needs other credentials (HTTP 407)"),
-        (b"hello\r\n\r\n", "gave no valid reply"),
-    ],
-)
+@pytest.mark.parametrize(("reply", "said"), [
+    (b"HTTP/1.1 403 Forbidden\r\n\r\n", "refuses CONNECT 127.0.0.1:9 (HTTP 403)"),
+    (b"HTTP/1.1 407 No\r\n\r\n", "needs other credentials (HTTP 407)"),
+    (b"hello\r\n\r\n", "gave no valid reply"),
+])  # fmt: skip
 async def test_a_proxy_that_opens_no_tunnel_is_named(reply: bytes, said: str) -> None:
     """Without its password."""
     proxy = ConnectProxy()

@@ -104,15 +104,12 @@ FURTHER = Sampling(top_k=0, min_p=0.2, repetition_penalty=1.2, logit_bias={7: -1
 COMMON = {"min_p": 0.2, "logit_bias": {"7": -100.0}, "ignore_eos": True}
 
 
-@pytest.mark.parametrize(
-    ("kind", "sent"),
-    [
-        ("llama-server", {"top_k": 0, "repeat_penalty": 1.2}),
-        ("vllm", {"top_k": -1, "repetition_penalty": 1.2}),
-        ("sglang", {"top_k": -1, "repetition_penalty": 1.2}),
-        ("trtllm", {"top_k": 0, "repetition_penalty": 1.2}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "sent"), [
+    ("llama-server", {"top_k": 0, "repeat_penalty": 1.2}),
+    ("vllm", {"top_k": -1, "repetition_penalty": 1.2}),
+    ("sglang", {"top_k": -1, "repetition_penalty": 1.2}),
+    ("trtllm", {"top_k": 0, "repetition_penalty": 1.2}),
+])  # fmt: skip
 def test_further_sampling_goes_by_the_names_of_the_kind(kind: str, sent: dict[str, Any]) -> None:
     facts = server.of(kind, model="m")
     can = facts.capabilities()

@@ -66,9 +66,7 @@ def test_a_status_says_whose_fault_it_is_in_the_servers_words(status: int, body:
 
 def inside(error: object) -> ReplyOutcome:
     """The end of a stream with this error."""
-    found = error_of({"error": error})
-    assert found is not None
-    return by_error(found)
+    return by_error(error_of({"error": error}))
 
 
 def status_with(status: int, error: object) -> ReplyOutcome:
@@ -131,13 +129,10 @@ COUNTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("chunk", "numbers", "most"),
-    [
-        *[(each, ("-1", str(2**31), str(10**30), "true", "1.5"), MAX_TOKEN_ID) for each in IDS],
-        *[(each, ("-1", str(MAX_COUNT + 1), str(10**30)), MAX_COUNT) for each in COUNTS],
-    ],
-)
+@pytest.mark.parametrize(("chunk", "numbers", "most"), [
+    *[(each, ("-1", str(2**31), str(10**30), "true", "1.5"), MAX_TOKEN_ID) for each in IDS],
+    *[(each, ("-1", str(MAX_COUNT + 1), str(10**30)), MAX_COUNT) for each in COUNTS],
+])  # fmt: skip
 def test_a_number_that_cannot_be_true_makes_a_chunk_malformed(chunk: str, numbers: tuple[str, ...], most: int) -> None:
     for number in numbers:
         with pytest.raises((msgspec.DecodeError, ValueError)):
