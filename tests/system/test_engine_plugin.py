@@ -70,9 +70,7 @@ def ended(house: House, job: str) -> dict[str, Any]:
         state = json.loads(house.get(f"/v1/jobs/{job}")[1])
         return state if state["status"] in ("completed", "failed", "cancelled", "expired") else None
 
-    found = eventually(final, seconds=60)
-    assert isinstance(found, dict)
-    return found
+    return eventually(final, seconds=60)
 
 
 def test_the_example_answers_and_goes_on_at_the_next_word_after_a_kill(tmp_path: Path) -> None:
@@ -106,17 +104,14 @@ def test_the_example_answers_and_goes_on_at_the_next_word_after_a_kill(tmp_path:
         assert state["result"]["choices"][0]["message"]["content"].split() == words
 
 
-@pytest.mark.parametrize(
-    ("engine", "code", "reason"),
-    [
-        (
-            "faulty:RaisesInStart",
-            LOST,
-            "the engine does not start: faulty:RaisesInStart: start() raised RuntimeError",
-        ),
-        ("no_such_module:Echo", 2, "models.m.engine: no_such_module:Echo cannot be imported"),
-    ],
-)
+@pytest.mark.parametrize(("engine", "code", "reason"), [
+    (
+        "faulty:RaisesInStart",
+        LOST,
+        "the engine does not start: faulty:RaisesInStart: start() raised RuntimeError",
+    ),
+    ("no_such_module:Echo", 2, "models.m.engine: no_such_module:Echo cannot be imported"),
+])  # fmt: skip
 def test_an_engine_that_does_not_start_ends_its_worker(engine: str, code: int, reason: str, tmp_path: Path) -> None:
     """With the reason; the API process of the same settings needs no plug-in."""
     with plugged(tmp_path, engine) as house:

@@ -178,19 +178,16 @@ OTHER = {"type": "function", "function": {"name": "other"}}
 HOSTED = {"type": "web_search"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "param", "words"),
-    [
-        ("chat", {"tool_choice": OTHER}, "tool_choice", "not in tools"),
-        ("chat", {"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
-        ("chat", {"tools": [{"type": "custom"}], "tool_choice": {"type": "custom"}}, "tool_choice", "must name"),
-        ("chat", {"tools": [tool("a"), tool("a")]}, "tools", "different names"),
-        ("chat", {"response_format": {"type": "json_object"}}, "response_format", "force its call"),
-        ("response", {"tools": [HOSTED], "tool_choice": HOSTED}, "tool_choice", "must name"),
-        ("response", {"tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "not in tools"),
-        ("response", {"text": {"format": {"type": "json_object"}}}, "text.format", "force its call"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "fields", "param", "words"), [
+    ("chat", {"tool_choice": OTHER}, "tool_choice", "not in tools"),
+    ("chat", {"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
+    ("chat", {"tools": [{"type": "custom"}], "tool_choice": {"type": "custom"}}, "tool_choice", "must name"),
+    ("chat", {"tools": [tool("a"), tool("a")]}, "tools", "different names"),
+    ("chat", {"response_format": {"type": "json_object"}}, "response_format", "force its call"),
+    ("response", {"tools": [HOSTED], "tool_choice": HOSTED}, "tool_choice", "must name"),
+    ("response", {"tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "not in tools"),
+    ("response", {"text": {"format": {"type": "json_object"}}}, "text.format", "force its call"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_with_field_and_remedy(
     openai: OpenAI, kind: str, fields: dict[str, Any], param: str, words: str
 ) -> None:
