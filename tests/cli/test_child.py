@@ -50,7 +50,6 @@ class Room:
     async def ready(self, child: Child) -> int:
         """Wait until it is; its process id."""
         await self.until(lambda: child.status.state == "ready")
-        assert child.status.pid is not None
         return child.status.pid
 
     async def stop(self, *roles: str, seconds: float = WAIT_S) -> None:

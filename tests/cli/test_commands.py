@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -85,11 +86,7 @@ def test_missing_model_file_is_found_before_the_start(
 
 def test_unexpected_error_is_one_block(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
     """No traceback unless --debug asks for it."""
-
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("boom")
-
-    monkeypatch.setattr(app, "main", broken)
+    monkeypatch.setattr(app, "main", Mock(side_effect=RuntimeError("boom")))
     assert "Traceback" not in told("version", code=1).err
     assert "Traceback" in told("version --debug", code=1).err
 
@@ -179,7 +176,6 @@ def under(*words: str) -> click.Context:
     context, rest = click.Context(app, info_name="penstock"), list(words)
     while isinstance(context.command, click.Group):
         name, command, rest = context.command.resolve_command(context, rest)
-        assert command is not None
         context = command.make_context(name, rest, parent=context)
     return context
 
@@ -235,7 +231,6 @@ def test_the_table_names_what_each_command_takes() -> None:
     root, found = click.Context(app, info_name="penstock"), {}
     for name in app.list_commands(root):
         command = app.get_command(root, name)
-        assert command is not None
         subcommands = list(command.commands.values()) if isinstance(command, click.Group) else [command]
         for each in subcommands:
             taken = {option.name for option in each.params} & {"data_dir", "redis_url", "url", "config"}

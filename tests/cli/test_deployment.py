@@ -82,14 +82,6 @@ def test_model_name_follows_the_engine(
     assert deployment.model_names == (name,) and not deployment.needs_weights
 
 
-def test_flags_outrank_variables_outrank_the_file(tmp_path: Path) -> None:
-    """The last word wins, key by key."""
-    toml = "[api]\nport = 1001\nhost = '127.0.0.2'\n[sim]\nslots = 3\n"
-    deployment = loaded(tmp_path, toml, {"PENSTOCK_PORT": "1002", "PENSTOCK_SIM_SLOTS": "4"}, port=1003)
-    assert (deployment.api.host, deployment.api.port) == ("127.0.0.2", 1003)
-    assert deployment.config.raw["sim"]["slots"] == "4"
-
-
 def test_every_shape_has_its_worker_program(tmp_path: Path) -> None:
     """Named in its command line; with --workers each shape has that number."""
     deployment = loaded(tmp_path, SHAPED.format("upto = 4", ""))

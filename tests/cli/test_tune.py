@@ -130,8 +130,7 @@ def tuned(told: Any, server: CurveServer, *words: str) -> dict[str, Any]:
     line = ["tune", "frontier", "--url", server.url, "--in", "32", "--out", "4", "--repeats", "1", *words, "--json"]
     said = told(*line)
     assert "measuring m with 1, 2, 4" in said.err and "a pass" in said.err
-    found: dict[str, Any] = json.loads(said.out)
-    return found
+    return json.loads(said.out)
 
 
 def test_a_frontier_of_a_known_curve(told: Any, server: CurveServer) -> None:

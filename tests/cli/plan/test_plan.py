@@ -25,8 +25,7 @@ CONFIG = {
 
 
 def asked(told: Any, line: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(told(f"plan {line} --json").out)
-    return found
+    return json.loads(told(f"plan {line} --json").out)
 
 
 def shown(told: Any, line: str) -> str:
