@@ -58,16 +58,13 @@ def test_the_interval_is_the_narrowest_that_covers_enough(count: int, rank: int,
         assert coverage_of(count, rank + 1) < 0.95
 
 
-@pytest.mark.parametrize(
-    ("ratios", "expected"),
-    [
-        ([1.0] * 9, "reached"),
-        ([1.04] * 9, "missed"),
-        ([1.02] + [1.04] * 8, "missed"),  # one round on the good side is not enough
-        ([1.02, 1.02] + [1.04] * 7, "undecided"),  # two are: the interval begins there
-        ([2.0] * 6 + [1.0] * 3, "undecided"),
-    ],
-)
+@pytest.mark.parametrize(("ratios", "expected"), [
+    ([1.0] * 9, "reached"),
+    ([1.04] * 9, "missed"),
+    ([1.02] + [1.04] * 8, "missed"),  # one round on the good side is not enough
+    ([1.02, 1.02] + [1.04] * 7, "undecided"),  # two are: the interval begins there
+    ([2.0] * 6 + [1.0] * 3, "undecided"),
+])  # fmt: skip
 def test_a_bound_is_missed_only_by_a_whole_interval(ratios: list[float], expected: str) -> None:
     """Whatever the order of the rounds, and although the machine gets slower from round to round."""
     random.Random(1).shuffle(ratios)

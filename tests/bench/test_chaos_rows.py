@@ -42,7 +42,6 @@ async def answering(*answers: bytes | None) -> AsyncIterator[int]:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None
         open_now.add(task)
         with suppress(OSError, EOFError):  # who asked may have gone
             await reader.readuntil(b"\r\n\r\n")
@@ -94,17 +93,14 @@ END = b'event: completed\nid: 1:2:-\ndata: {"usage": {"prompt_tokens": 1, "compl
 CUT = "ended without an end"
 
 
-@pytest.mark.parametrize(
-    ("answers", "cuts"),
-    [
-        ([stream(SOME, b"data: [DONE]")], []),
-        ([stream(SOME), stream(END)], [CUT]),
-        ([stream(SOME), stream(b"event: queued\nid: 1:1:-\ndata: {}"), stream(END)], [CUT, CUT]),
-        ([stream(SOME, b'data: {"error": {"code": "draining"}}'), stream(END)], ["draining"]),
-        ([stream(SOME, b'data: {"error": {"code": "stream_reset"}}'), stream(END)], []),
-        ([stream(SOME), stream(b"event: stream.reset\nid: 2:0:-\ndata: {}"), stream(END)], [CUT, CUT]),
-    ],
-)
+@pytest.mark.parametrize(("answers", "cuts"), [
+    ([stream(SOME, b"data: [DONE]")], []),
+    ([stream(SOME), stream(END)], [CUT]),
+    ([stream(SOME), stream(b"event: queued\nid: 1:1:-\ndata: {}"), stream(END)], [CUT, CUT]),
+    ([stream(SOME, b'data: {"error": {"code": "draining"}}'), stream(END)], ["draining"]),
+    ([stream(SOME, b'data: {"error": {"code": "stream_reset"}}'), stream(END)], []),
+    ([stream(SOME), stream(b"event: stream.reset\nid: 2:0:-\ndata: {}"), stream(END)], [CUT, CUT]),
+])  # fmt: skip
 async def test_a_stream_that_ends_without_an_end_is_broken_off(
     stage: FaultTestbed, answers: list[bytes], cuts: list[str]
 ) -> None:
@@ -120,15 +116,12 @@ FINISH = b'data: {"choices": [{"delta": {}, "finish_reason": "%b"}]}'
 DONE_BLOCK = b"data: [DONE]"
 
 
-@pytest.mark.parametrize(
-    ("blocks", "finish", "wrong"),
-    [
-        ([SOME, FINISH % b"length", DONE_BLOCK], ["length"], set()),
-        ([SOME, FINISH % b"stop", DONE_BLOCK], ["stop"], {"wrong_end"}),
-        ([SOME, DONE_BLOCK], [], {"wrong_end"}),
-        ([SOME, FINISH % b"length", SOME, DONE_BLOCK], ["length"], {"error"}),
-    ],
-)
+@pytest.mark.parametrize(("blocks", "finish", "wrong"), [
+    ([SOME, FINISH % b"length", DONE_BLOCK], ["length"], set()),
+    ([SOME, FINISH % b"stop", DONE_BLOCK], ["stop"], {"wrong_end"}),
+    ([SOME, DONE_BLOCK], [], {"wrong_end"}),
+    ([SOME, FINISH % b"length", SOME, DONE_BLOCK], ["length"], {"error"}),
+])  # fmt: skip
 async def test_why_a_text_ended_reaches_the_judge(
     stage: FaultTestbed, blocks: list[bytes], finish: list[str], wrong: set[str]
 ) -> None:
@@ -156,16 +149,13 @@ async def test_a_client_without_an_answer_gives_up_aloud(stage: FaultTestbed, an
     assert sum(violation.kind == "unanswered" for violation in check(stage.history.events)) == 2
 
 
-@pytest.mark.parametrize(
-    ("flood", "wrong"),
-    [
-        (FloodResult(503, 400, 0.7), 0),
-        (FloodResult(503, 0, 0.1), 2),  # admission refuses everything
-        (FloodResult(503, 3, 0.3), 1),
-        (FloodResult(429, 400, 0.7), 1),
-        (FloodResult(0, 3000, 0.7), 1),
-    ],
-)
+@pytest.mark.parametrize(("flood", "wrong"), [
+    (FloodResult(503, 400, 0.7), 0),
+    (FloodResult(503, 0, 0.1), 2),  # admission refuses everything
+    (FloodResult(503, 3, 0.3), 1),
+    (FloodResult(429, 400, 0.7), 1),
+    (FloodResult(0, 3000, 0.7), 1),
+])  # fmt: skip
 def test_a_flood_must_be_taken_before_it_is_refused(stage: FaultTestbed, flood: FloodResult, wrong: int) -> None:
     """F14: an admission that takes nothing keeps the store empty, too."""
     judge_flood(stage, flood)
@@ -184,16 +174,13 @@ def test_a_full_store_is_what_every_refusal_says(stage: FaultTestbed, status: in
     assert (stage.wrong == []) is good
 
 
-@pytest.mark.parametrize(
-    ("waits", "bare", "holds"),
-    [
-        ([1.0, MAX_HEALTH_MS], [], True),
-        ([1.0, MAX_HEALTH_MS + 1], [], False),
-        ([1.0, MAX_HEALTH_MS + 1], [1.0], True),
-        ([math.inf], [1.0], False),
-        ([], [], False),
-    ],
-)
+@pytest.mark.parametrize(("waits", "bare", "holds"), [
+    ([1.0, MAX_HEALTH_MS], [], True),
+    ([1.0, MAX_HEALTH_MS + 1], [], False),
+    ([1.0, MAX_HEALTH_MS + 1], [1.0], True),
+    ([math.inf], [1.0], False),
+    ([], [], False),
+])  # fmt: skip
 def test_an_api_process_that_stands_still_fails_the_row(
     stage: FaultTestbed, waits: list[float], bare: list[float], holds: bool
 ) -> None:
@@ -214,17 +201,14 @@ async def test_a_health_check_without_an_answer_has_waited_for_ever() -> None:
         assert len(waits) == 4 and 90 <= waits[3] < math.inf
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "kinds"),
-    [
-        (404, "job_not_found", set()),
-        (410, "result_expired", {"crossed"}),
-        (403, "forbidden", {"crossed"}),
-        (500, "internal_error", {"error"}),
-        (503, "something_new", {"error"}),
-        (429, "queue_full", {"error", "refused"}),  # it does not say when to come back
-    ],
-)
+@pytest.mark.parametrize(("status", "code", "kinds"), [
+    (404, "job_not_found", set()),
+    (410, "result_expired", {"crossed"}),
+    (403, "forbidden", {"crossed"}),
+    (500, "internal_error", {"error"}),
+    (503, "something_new", {"error"}),
+    (429, "queue_full", {"error", "refused"}),  # it does not say when to come back
+])  # fmt: skip
 async def test_every_answer_to_another_tenant_is_judged(
     stage: FaultTestbed, status: int, code: str, kinds: set[str]
 ) -> None:
@@ -255,45 +239,39 @@ def is_right(shown: str, code: str, attempts: int) -> bool:
     return fault_of_stream(shown, code, '{"a": 1}', attempts) == ""
 
 
-@pytest.mark.parametrize(
-    ("judge", "seen", "verdict"),
-    [
-        # F08: by the job's own times, whether its client left in this phase.
-        *[(left_in, seen, True) for seen in (("accept",), ("accept", 11.0), ("queue", 8, None), ("queue", 8, 11.0))],
-        *[(left_in, seen, False) for seen in (("accept", 9.0), ("queue", 8, 9.0), ("queue",), ("prefill", 8, 11.0))],
-        *[(left_in, ("prefill", 8, 9.0, token), bit) for token, bit in ((11.0, True), (9.5, False))],
-        *[(left_in, ("decode", 8, 9.0, 9.5, end), bit) for end, bit in ((11.0, True), (9.9, False))],
-        *[(left_in, ("last", 8.0, 9.0, *token), bool(token)) for token in ((9.5, 9.9), ())],
-        # F16: what runs was begun and stopped; what waits is told so by its events, or refused.
-        *[(ended_so, seen, True) for seen in ((3, "expired", 0, True), (0, "expired", 0, False), (0, "", 408, False))],
-        *[(ended_so, (shown, state, 0, True), False) for shown, state in ((0, "expired"), (3, "completed"))],
-        (ended_so, (0, "", 503, False), False),
-        # F36: after a kill a stream that has shown some of an answer must not go on with another one.
-        *[(is_right, ('{"a": 1}', DONE, attempts), True) for attempts in (1, 2)],
-        *[(is_right, ('{"a"', "resume_impossible", attempts), attempts > 1) for attempts in (1, 2)],
-        *[(is_right, seen, False) for seen in (('{"a"{"a": 1}', DONE, 2), ("", "resume_impossible", 2))],
-        *[(is_right, ('{"a"', code, 2), False) for code in ("", "internal_error")],
-        # F17 and F18: one of the processes held a job when it was told to end.
-        (holds_some, (["one", "two"], ["two", "three"]), True),
-        *[(holds_some, (["one", "two"], others), False) for others in (["three"], [])],
-    ],
-)
+@pytest.mark.parametrize(("judge", "seen", "verdict"), [
+    # F08: by the job's own times, whether its client left in this phase.
+    *[(left_in, seen, True) for seen in (("accept",), ("accept", 11.0), ("queue", 8, None), ("queue", 8, 11.0))],
+    *[(left_in, seen, False) for seen in (("accept", 9.0), ("queue", 8, 9.0), ("queue",), ("prefill", 8, 11.0))],
+    *[(left_in, ("prefill", 8, 9.0, token), bit) for token, bit in ((11.0, True), (9.5, False))],
+    *[(left_in, ("decode", 8, 9.0, 9.5, end), bit) for end, bit in ((11.0, True), (9.9, False))],
+    *[(left_in, ("last", 8.0, 9.0, *token), bool(token)) for token in ((9.5, 9.9), ())],
+    # F16: what runs was begun and stopped; what waits is told so by its events, or refused.
+    *[(ended_so, seen, True) for seen in ((3, "expired", 0, True), (0, "expired", 0, False), (0, "", 408, False))],
+    *[(ended_so, (shown, state, 0, True), False) for shown, state in ((0, "expired"), (3, "completed"))],
+    (ended_so, (0, "", 503, False), False),
+    # F36: after a kill a stream that has shown some of an answer must not go on with another one.
+    *[(is_right, ('{"a": 1}', DONE, attempts), True) for attempts in (1, 2)],
+    *[(is_right, ('{"a"', "resume_impossible", attempts), attempts > 1) for attempts in (1, 2)],
+    *[(is_right, seen, False) for seen in (('{"a"{"a": 1}', DONE, 2), ("", "resume_impossible", 2))],
+    *[(is_right, ('{"a"', code, 2), False) for code in ("", "internal_error")],
+    # F17 and F18: one of the processes held a job when it was told to end.
+    (holds_some, (["one", "two"], ["two", "three"]), True),
+    *[(holds_some, (["one", "two"], others), False) for others in (["three"], [])],
+])  # fmt: skip
 def test_a_fault_that_did_not_bite_is_no_trial(
     judge: Callable[..., bool], seen: tuple[Any, ...], verdict: bool
 ) -> None:
     assert judge(*seen) is verdict
 
 
-@pytest.mark.parametrize(
-    ("path", "answers"),
-    [
-        ("/v1/jobs/{job}", {404: False, 503: False, 429: False, 200: True, 410: True, 403: True}),
-        ("/v1/jobs/{job}/timing", {200: True}),
-        ("/v1/jobs/{job}/result", {409: True, 425: True}),
-        (CANCEL[1], {202: True, 404: False}),
-        (LIST, {404: True, 500: False}),
-    ],
-)
+@pytest.mark.parametrize(("path", "answers"), [
+    ("/v1/jobs/{job}", {404: False, 503: False, 429: False, 200: True, 410: True, 403: True}),
+    ("/v1/jobs/{job}/timing", {200: True}),
+    ("/v1/jobs/{job}/result", {409: True, 425: True}),
+    (CANCEL[1], {202: True, 404: False}),
+    (LIST, {404: True, 500: False}),
+])  # fmt: skip
 def test_another_tenant_is_shown_nothing_of_a_job(path: str, answers: dict[int, bool]) -> None:
     """A list that names it, its timing, its result, and a cancel that tells that there is none to be had."""
     assert {status: opened("job_1", path, status, b"") for status in answers} == answers
@@ -303,9 +281,6 @@ def test_another_tenant_is_shown_nothing_of_a_job(path: str, answers: dict[int, 
 
 def test_what_is_left_and_what_met_nothing_fails_the_soak(stage: FaultTestbed) -> None:
     """Logs are counted by themselves; the keys of dead workers are kept for an hour."""
-
-    def held(**keys: int) -> StoreUsage:
-        return StoreUsage(Counter(keys), Counter(keys))
 
     judge_keys(stage, held(log=2, worker=2, job=5), held(log=2, worker=9, job=5))
     judge_kills(stage, [True, True])
@@ -366,21 +341,18 @@ def jump(stage: FaultTestbed, worker_died: bool) -> None:
     judge_jump(stage, [1], worker_died=worker_died)
 
 
-@pytest.mark.parametrize(
-    ("judge", "seen", "played", "missed"),
-    [
-        (cut, 1, {}, 0),
-        (cut, 0, {}, 1),  # nothing was swallowed
-        (cut, 1, {"before": 0}, 1),  # nobody read
-        (loss, False, {}, 0),
-        (loss, True, {"attempts": 2}, 0),
-        (loss, True, {}, 1),  # the worker held nothing
-        (loss, False, {"before": 0}, 1),
-        (jump, False, {}, 0),
-        (jump, True, {"attempts": 2}, 0),
-        (jump, True, {}, 1),
-    ],
-)
+@pytest.mark.parametrize(("judge", "seen", "played", "missed"), [
+    (cut, 1, {}, 0),
+    (cut, 0, {}, 1),  # nothing was swallowed
+    (cut, 1, {"before": 0}, 1),  # nobody read
+    (loss, False, {}, 0),
+    (loss, True, {"attempts": 2}, 0),
+    (loss, True, {}, 1),  # the worker held nothing
+    (loss, False, {"before": 0}, 1),
+    (jump, False, {}, 0),
+    (jump, True, {"attempts": 2}, 0),
+    (jump, True, {}, 1),
+])  # fmt: skip
 def test_a_fault_that_met_no_message_no_reader_or_no_job_is_no_trial(
     stage: FaultTestbed, judge: Callable[[FaultTestbed, Any], None], seen: Any, played: dict[str, int], missed: int
 ) -> None:
@@ -408,21 +380,18 @@ def flood(served: float, *, refusal_ms: float = 5.0, first_token_s: float = 0.1,
     return [*lives, refused]
 
 
-@pytest.mark.parametrize(
-    ("lives", "bare", "wrong"),
-    [
-        (flood(0.95), Controls(10, 1.0 * CAPACITY), ""),
-        (flood(0.89), Controls(10, 1.0 * CAPACITY), "jobs/s served"),
-        (flood(0.95), Controls(10, 2.0 * CAPACITY), ""),
-        (flood(0.82), Controls(10, 0.9 * CAPACITY), ""),
-        (flood(0.79), Controls(10, 0.9 * CAPACITY), "jobs/s served"),
-        (flood(0.95), Controls(10, 0), "bare queue"),
-        (flood(0.95, refusal_ms=41), Controls(10, CAPACITY), "refusal p99"),
-        (flood(0.95, refusal_ms=41), Controls(11, CAPACITY), ""),
-        (flood(0.95, first_token_s=0.7), Controls(10, CAPACITY), "TTFT p99"),
-        (flood(0.95, lowest=0.04), Controls(10, CAPACITY), "lowest lane"),
-    ],
-)
+@pytest.mark.parametrize(("lives", "bare", "wrong"), [
+    (flood(0.95), Controls(10, 1.0 * CAPACITY), ""),
+    (flood(0.89), Controls(10, 1.0 * CAPACITY), "jobs/s served"),
+    (flood(0.95), Controls(10, 2.0 * CAPACITY), ""),
+    (flood(0.82), Controls(10, 0.9 * CAPACITY), ""),
+    (flood(0.79), Controls(10, 0.9 * CAPACITY), "jobs/s served"),
+    (flood(0.95), Controls(10, 0), "bare queue"),
+    (flood(0.95, refusal_ms=41), Controls(10, CAPACITY), "refusal p99"),
+    (flood(0.95, refusal_ms=41), Controls(11, CAPACITY), ""),
+    (flood(0.95, first_token_s=0.7), Controls(10, CAPACITY), "TTFT p99"),
+    (flood(0.95, lowest=0.04), Controls(10, CAPACITY), "lowest lane"),
+])  # fmt: skip
 def test_a_flood_is_held_against_its_bounds_and_its_controls(
     stage: FaultTestbed, lives: list[Life], bare: Controls, wrong: str
 ) -> None:

@@ -61,18 +61,15 @@ def test_a_chunk_may_bring_several_tokens_and_a_read_several_chunks() -> None:
     assert halves.wrong == "" and [tokens for _, tokens in halves.chunks] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("raw", "what"),
-    [
-        (whole(*WORDS[:3]), "3 tokens instead of 4"),
-        (whole("amber0", " cedar2", " delta3", " ember4"), "'cedar2' where token 1 belongs"),
-        (whole("amber0", " brook1", " brook1", " cedar2"), "'brook1' where token 2 belongs"),
-        (whole(*WORDS, end=b": no end\n\n"), "no [DONE]"),
-        (whole("amber0", end=b'data: {"error": {"message": "gone"}}\n\n'), 'error in the stream: {"message":"gone"}'),
-        (whole("amber0", end=b"data: {broken\n\n"), "unreadable"),
-        (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nbusy", "status 503: busy"),
-    ],
-)
+@pytest.mark.parametrize(("raw", "what"), [
+    (whole(*WORDS[:3]), "3 tokens instead of 4"),
+    (whole("amber0", " cedar2", " delta3", " ember4"), "'cedar2' where token 1 belongs"),
+    (whole("amber0", " brook1", " brook1", " cedar2"), "'brook1' where token 2 belongs"),
+    (whole(*WORDS, end=b": no end\n\n"), "no [DONE]"),
+    (whole("amber0", end=b'data: {"error": {"message": "gone"}}\n\n'), 'error in the stream: {"message":"gone"}'),
+    (whole("amber0", end=b"data: {broken\n\n"), "unreadable"),
+    (b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nbusy", "status 503: busy"),
+])  # fmt: skip
 def test_every_fault_is_named(raw: bytes, what: str) -> None:
     assert heard(raw).wrong.startswith(what)
 
@@ -152,14 +149,11 @@ def test_the_servers_own_count_of_tokens_is_believed() -> None:
     assert seen(StreamedAnswer(0, 1.0, [(2.0, told + END)])).tokens == 2
 
 
-@pytest.mark.parametrize(
-    ("data", "fault"),
-    [
-        (b'HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\n{"a"', 'status 429: {"a"'),
-        (whole("a", end=b'data: {"error":{"code":"lost"}}\n\n'), 'error in the stream: {"code":"lost"}'),
-        (HEAD + END, "no token"),
-    ],
-)
+@pytest.mark.parametrize(("data", "fault"), [
+    (b'HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\n{"a"', 'status 429: {"a"'),
+    (whole("a", end=b'data: {"error":{"code":"lost"}}\n\n'), 'error in the stream: {"code":"lost"}'),
+    (HEAD + END, "no token"),
+])  # fmt: skip
 def test_what_went_wrong_is_told(data: bytes, fault: str) -> None:
     assert seen(StreamedAnswer(0, 1.0, [(2.0, data)])).fault == fault
 

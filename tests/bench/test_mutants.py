@@ -13,20 +13,17 @@ from bench.mutants.reach import Reach
 SOURCE = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("if a < b then", ["if a <= b then"]),
-        ("if a ~= 'x < y' then", ["if a == 'x < y' then"]),
-        ("local n = t[3] -- 4", ["local n = t[4] -- 4"]),
-        ("return a and not b", ["return a or not b", "return a and  b"]),
-        ("  redis.call('DEL', key)", [""]),
-        ("  total = total + 2", ["  total = total - 2", "  total = total + 3", ""]),
-        ("if gone then return end", [""]),
-        ("local empty = {}", []),
-        ("  call(function()", []),
-    ],
-)
+@pytest.mark.parametrize(("line", "expected"), [
+    ("if a < b then", ["if a <= b then"]),
+    ("if a ~= 'x < y' then", ["if a == 'x < y' then"]),
+    ("local n = t[3] -- 4", ["local n = t[4] -- 4"]),
+    ("return a and not b", ["return a or not b", "return a and  b"]),
+    ("  redis.call('DEL', key)", [""]),
+    ("  total = total + 2", ["  total = total - 2", "  total = total + 3", ""]),
+    ("if gone then return end", [""]),
+    ("local empty = {}", []),
+    ("  call(function()", []),
+])  # fmt: skip
 def test_a_line_of_a_script_is_changed_in_one_place(line: str, expected: list[str]) -> None:
     assert [new for _, new in mutants.changes(line + "\n")] == expected
 
@@ -71,17 +68,14 @@ def unused():
 FAR, NEAR = "tests/api/test_chat.py::test_streams", "tests/streaming/jobs/test_relay.py::test_relays[a b]"
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (1, [NEAR, FAR]),  # a constant
-        (4, [NEAR, FAR]),  # the defaults of a function
-        (5, [NEAR, FAR]),
-        (6, [NEAR]),
-        (8, []),  # a statement that no test runs
-        (14, []),
-    ],
-)
+@pytest.mark.parametrize(("line", "expected"), [
+    (1, [NEAR, FAR]),  # a constant
+    (4, [NEAR, FAR]),  # the defaults of a function
+    (5, [NEAR, FAR]),
+    (6, [NEAR]),
+    (8, []),  # a statement that no test runs
+    (14, []),
+])  # fmt: skip
 def test_the_tests_of_a_line_are_those_that_run_its_statement_the_nearest_first(
     reach: Reach, line: int, expected: list[str]
 ) -> None:

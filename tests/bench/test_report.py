@@ -10,24 +10,21 @@ import pytest
 from bench.report import FILE, Ratio, as_json, goals
 
 
-@pytest.mark.parametrize(
-    ("ratio", "verdict"),
-    [
-        (Ratio(what="", value=5.0, at_least=5), "reached"),
-        (Ratio(what="", value=4.9, at_least=5), "missed"),
-        (Ratio(what="", value=3.0, at_most=3), "reached"),
-        (Ratio(what="", value=3.1, at_most=3), "missed"),
-        (Ratio(what="", value=None, at_most=3), "missed"),
-        (Ratio(what="", value=1.0), ""),
-        (Ratio(what="", value=2.8, at_most=3, interval=(2.5, 3.0)), "reached"),
-        (Ratio(what="", value=3.2, at_most=3, interval=(3.0, 3.3)), "undecided"),
-        (Ratio(what="", value=3.2, at_most=3, interval=(3.1, 3.3)), "missed"),
-        (Ratio(what="", value=3.2, at_most=3, interval=(2.9, 3.3)), "undecided"),
-        (Ratio(what="", value=4.8, at_least=5, interval=(4.7, 4.9)), "missed"),
-        (Ratio(what="", value=4.8, at_least=5, interval=(4.7, 5.1)), "undecided"),
-        (Ratio(what="", value=None, at_most=3, interval=(2.9, 3.3)), "missed"),
-    ],
-)
+@pytest.mark.parametrize(("ratio", "verdict"), [
+    (Ratio(what="", value=5.0, at_least=5), "reached"),
+    (Ratio(what="", value=4.9, at_least=5), "missed"),
+    (Ratio(what="", value=3.0, at_most=3), "reached"),
+    (Ratio(what="", value=3.1, at_most=3), "missed"),
+    (Ratio(what="", value=None, at_most=3), "missed"),
+    (Ratio(what="", value=1.0), ""),
+    (Ratio(what="", value=2.8, at_most=3, interval=(2.5, 3.0)), "reached"),
+    (Ratio(what="", value=3.2, at_most=3, interval=(3.0, 3.3)), "undecided"),
+    (Ratio(what="", value=3.2, at_most=3, interval=(3.1, 3.3)), "missed"),
+    (Ratio(what="", value=3.2, at_most=3, interval=(2.9, 3.3)), "undecided"),
+    (Ratio(what="", value=4.8, at_least=5, interval=(4.7, 4.9)), "missed"),
+    (Ratio(what="", value=4.8, at_least=5, interval=(4.7, 5.1)), "undecided"),
+    (Ratio(what="", value=None, at_most=3, interval=(2.9, 3.3)), "missed"),
+])  # fmt: skip
 def test_a_goal_is_reached_at_its_limit_and_never_without_a_figure(ratio: Ratio, verdict: str) -> None:
     assert ratio.verdict == verdict
 

@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.planted import Bug, Edit, Rotten, planted_bugs
-from bench.trials import (
-    FAILED,
-    PASSED,
-    TIMED_OUT,
-    SuiteRun,
-    TreeCopies,
-    run_tests,
-)
+from bench.trials import FAILED, PASSED, TIMED_OUT, SuiteRun, TreeCopies, run_tests
 
 pytestmark = pytest.mark.slow
 
@@ -61,18 +54,15 @@ def test_a_change_is_made_in_a_copy_alone(tmp_path: Path) -> None:
     assert (tree / "thing.py").read_text() == "RIGHT = True\n"
 
 
-@pytest.mark.parametrize(
-    ("code", "output", "caught"),
-    [
-        (FAILED, "F\nFAILED tests/t.py::test_x[a b-1] - assert 1 == 2\n1 failed", True),
-        (FAILED, "F\nFAILED tests/t.py::test_x\n1 failed", True),
-        (FAILED, "E\nERROR tests/t.py::test_x - RuntimeError: no server\n1 error", False),
-        (PASSED, "1 passed", False),
-        (2, "FAILED tests/t.py::test_x", False),
-        (4, "ERROR: not found", False),
-        (TIMED_OUT, "not done after 90 s", False),
-    ],
-)
+@pytest.mark.parametrize(("code", "output", "caught"), [
+    (FAILED, "F\nFAILED tests/t.py::test_x[a b-1] - assert 1 == 2\n1 failed", True),
+    (FAILED, "F\nFAILED tests/t.py::test_x\n1 failed", True),
+    (FAILED, "E\nERROR tests/t.py::test_x - RuntimeError: no server\n1 error", False),
+    (PASSED, "1 passed", False),
+    (2, "FAILED tests/t.py::test_x", False),
+    (4, "ERROR: not found", False),
+    (TIMED_OUT, "not done after 90 s", False),
+])  # fmt: skip
 def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
     """Not one that could not be collected or set up, nor one that hangs."""
     assert (SuiteRun(code, 1.0, output).failure is not None) is caught

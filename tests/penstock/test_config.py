@@ -48,37 +48,34 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
     assert (api.host, api.port, api.wait_s) == ("127.0.0.4", 2222, 5)
 
 
-@pytest.mark.parametrize(
-    ("text", "environ", "words"),
-    [
-        ("[api]\nprot = 1\n", {}, ("api.prot", "'port'")),
-        ("[apy]\nport = 1\n", {}, ("apy", "'api'")),
-        ("[api]\nport = 'x'\n", {}, ("api.port", "a whole number")),
-        ("[api]\nport = 70000\n", {}, ("api.port: must be at most 65535",)),
-        ("[api]\nkeep_alive_s = 60\n", {}, ("api.keep_alive_s: must be at most 20",)),
-        ("[sim]\nslots = 0\n", {}, ("sim.slots: must be at least 1",)),
-        ("[llamacpp]\ntop_p = 0\n", {}, ("llamacpp.top_p: must be more than 0",)),
-        ("", {"PENSTOCK_SIM_STEP_MS": "inf"}, ("sim.step_ms: must be finite",)),
-        ("[models.m]\nengine = 'own'\noptions.a = [1, {b = inf}]\n", {}, ("models.m.options: must be finite",)),
-        ("[llamacpp]\npath = ''\n", {}, ("llamacpp.path", "a path: it is empty")),
-        ("[llamacpp]\npath = '~nobody-here/m.gguf'\n", {}, ("llamacpp.path", "no home folder for '~nobody-here")),
-        ("[webhooks.w]\nevents = ['job.done']\n", {}, ("webhooks.w.events: expected a list, each one of job.com",)),
-        ("port = 8001\n", {}, ("port: no such section",)),
-        ("[models.m]\nengine = 'llamacpp'\npath = 'm.gguf'\n", {}, ("models.m.path: no such",)),
-        ("[models.m]\nengine = 'sim'\nshapes.a.slots = 3\n", {}, ("models.m.shapes.a.slots: no such setting",)),
-        ("api = 3\n", {}, ("api", "expected a table")),
-        ("[models.m]\nengine = 'sim'\nmin_workers = 2\nmax_workers = 1\n", {}, ("models.m", "less than")),
-        ("[keys.k]\nsha256 = 'plain'\ntenant = 't'\n", {}, ("keys.k.sha256: this is not a SHA-256", "sha256sum")),
-        ("[api]\nadmin_token_sha256 = 'plain'\n", {}, ("api.admin_token_sha256: this is not", "sha256sum")),
-        (
-            "",
-            {"PENSTOCK_API_TRUSTED_PROXIES": "10.1.0.1/16"},
-            ("api.trusted_proxies: '10.1.0.1/16' is no network; write 10.1.0.0/16 or one address.",),
-        ),
-        ("[api", {}, ("cannot be read",)),
-        ("", {"PENSTOCK_PROT": "1"}, ("PENSTOCK_PROT", "PENSTOCK_PORT")),
-    ],
-)
+@pytest.mark.parametrize(("text", "environ", "words"), [
+    ("[api]\nprot = 1\n", {}, ("api.prot", "'port'")),
+    ("[apy]\nport = 1\n", {}, ("apy", "'api'")),
+    ("[api]\nport = 'x'\n", {}, ("api.port", "a whole number")),
+    ("[api]\nport = 70000\n", {}, ("api.port: must be at most 65535",)),
+    ("[api]\nkeep_alive_s = 60\n", {}, ("api.keep_alive_s: must be at most 20",)),
+    ("[sim]\nslots = 0\n", {}, ("sim.slots: must be at least 1",)),
+    ("[llamacpp]\ntop_p = 0\n", {}, ("llamacpp.top_p: must be more than 0",)),
+    ("", {"PENSTOCK_SIM_STEP_MS": "inf"}, ("sim.step_ms: must be finite",)),
+    ("[models.m]\nengine = 'own'\noptions.a = [1, {b = inf}]\n", {}, ("models.m.options: must be finite",)),
+    ("[llamacpp]\npath = ''\n", {}, ("llamacpp.path", "a path: it is empty")),
+    ("[llamacpp]\npath = '~nobody-here/m.gguf'\n", {}, ("llamacpp.path", "no home folder for '~nobody-here")),
+    ("[webhooks.w]\nevents = ['job.done']\n", {}, ("webhooks.w.events: expected a list, each one of job.com",)),
+    ("port = 8001\n", {}, ("port: no such section",)),
+    ("[models.m]\nengine = 'llamacpp'\npath = 'm.gguf'\n", {}, ("models.m.path: no such",)),
+    ("[models.m]\nengine = 'sim'\nshapes.a.slots = 3\n", {}, ("models.m.shapes.a.slots: no such setting",)),
+    ("api = 3\n", {}, ("api", "expected a table")),
+    ("[models.m]\nengine = 'sim'\nmin_workers = 2\nmax_workers = 1\n", {}, ("models.m", "less than")),
+    ("[keys.k]\nsha256 = 'plain'\ntenant = 't'\n", {}, ("keys.k.sha256: this is not a SHA-256", "sha256sum")),
+    ("[api]\nadmin_token_sha256 = 'plain'\n", {}, ("api.admin_token_sha256: this is not", "sha256sum")),
+    (
+        "",
+        {"PENSTOCK_API_TRUSTED_PROXIES": "10.1.0.1/16"},
+        ("api.trusted_proxies: '10.1.0.1/16' is no network; write 10.1.0.0/16 or one address.",),
+    ),
+    ("[api", {}, ("cannot be read",)),
+    ("", {"PENSTOCK_PROT": "1"}, ("PENSTOCK_PROT", "PENSTOCK_PORT")),
+])  # fmt: skip
 def test_mistakes_are_named(tmp_path: Path, text: str, environ: dict[str, str], words: tuple[str, ...]) -> None:
     """The key, what was expected, the nearest known key."""
     with pytest.raises(ConfigError) as error:
@@ -182,15 +179,12 @@ def test_a_model_may_always_have_a_worker(tmp_path: Path, rows: str, bounds: tup
     assert (model.min_workers, model.most_workers) == bounds
 
 
-@pytest.mark.parametrize(
-    ("rows", "field"),
-    [
-        ("min_workers = 0\nmax_workers = 0", "models.m.max_workers"),
-        ("min_workers = 0\nmax_workers = 0\nshapes.a.upto = 3\nshapes.b.cost_per_hour = 1", "models.m.max_workers"),
-        ("cost_per_hour = 3\nbudget_per_hour = 2", "models.m"),
-        ("cost_per_hour = 1\nbudget_per_hour = 2\nshapes.a.upto = 3\nshapes.b.cost_per_hour = 3", "models.m"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "field"), [
+    ("min_workers = 0\nmax_workers = 0", "models.m.max_workers"),
+    ("min_workers = 0\nmax_workers = 0\nshapes.a.upto = 3\nshapes.b.cost_per_hour = 1", "models.m.max_workers"),
+    ("cost_per_hour = 3\nbudget_per_hour = 2", "models.m"),
+    ("cost_per_hour = 1\nbudget_per_hour = 2\nshapes.a.upto = 3\nshapes.b.cost_per_hour = 3", "models.m"),
+])  # fmt: skip
 def test_a_model_that_may_have_no_worker_is_refused(tmp_path: Path, rows: str, field: str) -> None:
     """Its jobs would wait for ever."""
     path = written(tmp_path, f"[models.m]\nengine = 'sim'\n{rows}\n")
@@ -200,27 +194,24 @@ def test_a_model_that_may_have_no_worker_is_refused(tmp_path: Path, rows: str, f
     assert error.value.key.startswith(field)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "words"),
-    [
-        ({"wide": "upto = 0", "narrow": ""}, ("shapes.wide.upto", "0.0")),
-        ({"wide": "", "narrow": ""}, ("shapes.wide", "upto is missing")),
-        ({"wide": "upto = 3", "narrow": "upto = 4"}, ("shapes.narrow", "last shape")),
-        ({"wide": "upto = 3\nmni_workers = 1", "narrow": ""}, ("shapes.wide.mni_workers", "'min_workers'")),
-        ({"wide": "upto = 3\nmin_workers = 5", "narrow": ""}, ("shapes.wide", "max_workers 4 is less than")),
-        ({"wide": "upto = 3\nmin_workers = 0\nmax_workers = 0", "narrow": ""}, ("shapes.wide", "wait for ever")),
-        ({"wide": "curve = [[1, 2]]", "narrow": ""}, ("shapes.narrow", "curve is missing")),
-        ({"wide": "curve = [[1, 2]]\nupto = 3", "narrow": "curve = [[1, 2]]"}, ("shapes.wide", "one or the other")),
-        ({"wide": "curve = [[3, 2], [1, 2]]", "narrow": "curve = [[1, 2]]"}, ("shapes.wide", "rising")),
-        ({"wide": "curve = [[1, 2, 3]]", "narrow": "curve = [[1, 2]]"}, ("shapes.wide.curve", "length 2")),
-        ({"wide": "upto = 3"}, ("one shape alone",)),
-        ({"Wide": "upto = 3", "narrow": ""}, ("small letters",)),
-        (
-            {"a": "upto = 3", "b": "upto = 3", "c": ""},
-            ("shapes.b: upto 3 is not more than that of the shape before it",),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("shapes", "words"), [
+    ({"wide": "upto = 0", "narrow": ""}, ("shapes.wide.upto", "0.0")),
+    ({"wide": "", "narrow": ""}, ("shapes.wide", "upto is missing")),
+    ({"wide": "upto = 3", "narrow": "upto = 4"}, ("shapes.narrow", "last shape")),
+    ({"wide": "upto = 3\nmni_workers = 1", "narrow": ""}, ("shapes.wide.mni_workers", "'min_workers'")),
+    ({"wide": "upto = 3\nmin_workers = 5", "narrow": ""}, ("shapes.wide", "max_workers 4 is less than")),
+    ({"wide": "upto = 3\nmin_workers = 0\nmax_workers = 0", "narrow": ""}, ("shapes.wide", "wait for ever")),
+    ({"wide": "curve = [[1, 2]]", "narrow": ""}, ("shapes.narrow", "curve is missing")),
+    ({"wide": "curve = [[1, 2]]\nupto = 3", "narrow": "curve = [[1, 2]]"}, ("shapes.wide", "one or the other")),
+    ({"wide": "curve = [[3, 2], [1, 2]]", "narrow": "curve = [[1, 2]]"}, ("shapes.wide", "rising")),
+    ({"wide": "curve = [[1, 2, 3]]", "narrow": "curve = [[1, 2]]"}, ("shapes.wide.curve", "length 2")),
+    ({"wide": "upto = 3"}, ("one shape alone",)),
+    ({"Wide": "upto = 3", "narrow": ""}, ("small letters",)),
+    (
+        {"a": "upto = 3", "b": "upto = 3", "c": ""},
+        ("shapes.b: upto 3 is not more than that of the shape before it",),
+    ),
+])  # fmt: skip
 def test_shapes_that_make_no_sense_are_refused(shapes: dict[str, str], words: tuple[str, ...], tmp_path: Path) -> None:
     """The message names the shape and what to do."""
     with pytest.raises(ConfigError) as error:
@@ -323,18 +314,15 @@ class OnlyModel(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
 
 
-@pytest.mark.parametrize(
-    ("text", "environ", "flags", "source"),
-    [
-        ("[api]\nport = 'x'", {}, {}, "penstock.toml"),
-        ("[api]\n\nprot = 1", {}, {}, "penstock.toml"),
-        ("[ap]", {}, {}, "penstock.toml"),
-        ("[models.a]\n[models.b]\nengine = 1", {}, {}, "penstock.toml"),  # a has no engine
-        ("[api]\nport = 2", {"PENSTOCK_PORT": "x"}, {}, "the variable PENSTOCK_PORT"),
-        ("[api]\nport = 2", {"PENSTOCK_API_PORT": "x"}, {}, "the variable PENSTOCK_API_PORT"),
-        ("[api]\nport = 2", {"PENSTOCK_PORT": "3"}, {("api", "port"): "x"}, "the flag --port"),
-    ],
-)
+@pytest.mark.parametrize(("text", "environ", "flags", "source"), [
+    ("[api]\nport = 'x'", {}, {}, "penstock.toml"),
+    ("[api]\n\nprot = 1", {}, {}, "penstock.toml"),
+    ("[ap]", {}, {}, "penstock.toml"),
+    ("[models.a]\n[models.b]\nengine = 1", {}, {}, "penstock.toml"),  # a has no engine
+    ("[api]\nport = 2", {"PENSTOCK_PORT": "x"}, {}, "the variable PENSTOCK_PORT"),
+    ("[api]\nport = 2", {"PENSTOCK_API_PORT": "x"}, {}, "the variable PENSTOCK_API_PORT"),
+    ("[api]\nport = 2", {"PENSTOCK_PORT": "3"}, {("api", "port"): "x"}, "the flag --port"),
+])  # fmt: skip
 def test_every_error_of_the_loader_names_its_source(
     text: str, environ: dict[str, str], flags: dict[tuple[str, str], str], source: str, tmp_path: Path
 ) -> None:

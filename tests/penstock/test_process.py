@@ -69,14 +69,11 @@ def test_it_exits_with_what_its_work_returns(tmp_path: Path, monkeypatch: pytest
     assert closed == [True]
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "reason"),
-    [
-        (ConfigError("api.size", "too large"), 2, "api.size: too large"),
-        (StartError("no port"), 1, "no port"),
-        (StartError("no engine", 2), 2, "no engine"),
-    ],
-)
+@pytest.mark.parametrize(("error", "code", "reason"), [
+    (ConfigError("api.size", "too large"), 2, "api.size: too large"),
+    (StartError("no port"), 1, "no port"),
+    (StartError("no engine", 2), 2, "no engine"),
+])  # fmt: skip
 @pytest.mark.parametrize("late", [False, True])
 def test_what_keeps_it_from_starting_is_told(
     error: Exception,
