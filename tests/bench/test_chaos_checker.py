@@ -356,16 +356,12 @@ def test_an_author_that_had_lost_the_job_may_not_come_back() -> None:
     assert kinds(with_tokens(*text, replay=text)) == {"spliced"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "extra"),
-    [
-        ("refused", [asked(2, "q"), refused(503, "draining", 2)]),
-        ("refused", [answered(503, "draining")]),
-        ("unanswered", [asked(2, "q"), {"t": 1, "event": "unknown", "req": 2, "why": ""}]),
-        ("broken", [{"t": 1, "event": "cut", "req": 1, "why": ""}]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@pytest.mark.parametrize(("kind", "extra"), [
+    ("refused", [asked(2, "q"), refused(503, "draining", 2)]),
+    ("refused", [answered(503, "draining")]),
+    ("unanswered", [asked(2, "q"), {"t": 1, "event": "unknown", "req": 2, "why": ""}]),
+    ("broken", [{"t": 1, "event": "cut", "req": 1, "why": ""}]),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
 def test_what_a_row_does_not_allow_is_found(kind: str, extra: list[Event]) -> None:
     """Refusals, lost answers and broken streams are counted over all clients of a trial: what one has too many is not
     made up for by others that have none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from redis.exceptions import ConnectionError as StoreAway
@@ -26,11 +27,7 @@ async def cluster(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Of no processes, on a server that is empty; `/metrics` is told by `pages`."""
     history = ClientHistory(tmp_path / "history.jsonl")
     cluster = PenstockCluster(tmp_path, history, redis_url, apis=1, workers=0)
-
-    async def fetch(*_: Any) -> tuple[int, dict[str, str], bytes]:
-        return 200, {}, PAGE
-
-    monkeypatch.setattr(chaos_cluster, "fetch", fetch)
+    monkeypatch.setattr(chaos_cluster, "fetch", AsyncMock(return_value=(200, {}, PAGE)))
     monkeypatch.setattr(chaos_cluster, "QUIET_TIMEOUT_S", 0.6)
     yield cluster
     await cluster.wire.close()
@@ -104,20 +101,13 @@ def test_a_gauge_below_nothing_is_not_nothing() -> None:
 
 async def test_what_cannot_be_known_is_not_nothing(cluster: PenstockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of metrics that is refused, and a store that does not answer."""
-
-    async def refuse(*_: Any) -> tuple[int, dict[str, str], bytes]:
-        return 503, {}, b""
-
-    monkeypatch.setattr(chaos_cluster, "fetch", refuse)
+    monkeypatch.setattr(chaos_cluster, "fetch", AsyncMock(return_value=(503, {}, b"")))
     with pytest.raises(Cut, match="503"):
         await cluster.quiet()
-
-    async def away(_: str) -> dict[str, int]:
-        raise StoreAway
-
     monkeypatch.undo()
     monkeypatch.setattr(chaos_cluster, "QUIET_TIMEOUT_S", 0.6)
-    monkeypatch.setattr(cluster, "leftovers", lambda: away(""))
+    away = AsyncMock(side_effect=StoreAway)
+    monkeypatch.setattr(cluster, "leftovers", away)
     with pytest.raises(StoreAway):
         await cluster.quiet()
     monkeypatch.setattr(cluster, "held", away)
@@ -129,11 +119,7 @@ async def test_the_logs_of_a_job_without_readable_runs_are_not_kept_for_ever(
     cluster: PenstockCluster, tmp_path: Path
 ) -> None:
     """F33 takes out what it spoiled itself, and nothing else."""
-
-    async def nothing(_: FaultTestbed) -> None:
-        pass
-
-    stage = FaultTestbed(FaultRow("F00", "none", "nothing", 2, nothing, 10), tmp_path / "F00")
+    stage = FaultTestbed(FaultRow("F00", "none", "nothing", 2, AsyncMock(), 10), tmp_path / "F00")
     redis: Any = cluster.wire.redis
     for worker, seconds in (("1", 60), ("2", 0)):
         await redis.sadd(f"{prefix(0)}heirs:worker-{worker}", f"job_{worker}", "job_3")

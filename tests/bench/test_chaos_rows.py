@@ -42,7 +42,6 @@ async def answering(*answers: bytes | None) -> AsyncIterator[int]:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None
         open_now.add(task)
         with suppress(OSError, EOFError):  # who asked may have gone
             await reader.readuntil(b"\r\n\r\n")
@@ -303,9 +302,6 @@ def test_another_tenant_is_shown_nothing_of_a_job(path: str, answers: dict[int, 
 
 def test_what_is_left_and_what_met_nothing_fails_the_soak(stage: FaultTestbed) -> None:
     """Logs are counted by themselves; the keys of dead workers are kept for an hour."""
-
-    def held(**keys: int) -> StoreUsage:
-        return StoreUsage(Counter(keys), Counter(keys))
 
     judge_keys(stage, held(log=2, worker=2, job=5), held(log=2, worker=9, job=5))
     judge_kills(stage, [True, True])

@@ -6,14 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from bench.conformance.__main__ import (
-    EXPECTED,
-    PASSED,
-    CaseVerdict,
-    failures_of,
-    row_of,
-    run_suite,
-)
+from bench.conformance.__main__ import EXPECTED, PASSED, CaseVerdict, failures_of, row_of, run_suite
 
 
 def bun(folder: Path, text: str) -> None:

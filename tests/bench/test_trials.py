@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.planted import Bug, Edit, Rotten, planted_bugs
-from bench.trials import (
-    FAILED,
-    PASSED,
-    TIMED_OUT,
-    SuiteRun,
-    TreeCopies,
-    run_tests,
-)
+from bench.trials import FAILED, PASSED, TIMED_OUT, SuiteRun, TreeCopies, run_tests
 
 pytestmark = pytest.mark.slow
 

@@ -188,7 +188,6 @@ def test_an_answer_outlives_the_api_process(empty_house: House, tmp_path: Path) 
         assert line == f"\n(the connection to {house.url} broke; trying again)\n"
         assert unwrapped(start + rest.replace(line, "", 1)) == said("in a terminal", 300)
     with piped(house, "in a pipe", "300", tmp_path / "stderr") as process:
-        assert process.stdout is not None
         first = process.stdout.read(20)
         restart()
         text = (first + process.stdout.read()).decode()
@@ -205,7 +204,6 @@ def test_the_loss_of_a_worker_is_said_beside_the_answer(empty_house: House, tmp_
     house.start_api()
     house.wait_ready()
     with piped(house, "hello", "600", tmp_path / "stderr") as process:
-        assert process.stdout is not None
         first = process.stdout.read(20)
         victim.kill()
         eventually(lambda: "worker-1 was lost" in (tmp_path / "stderr").read_text())

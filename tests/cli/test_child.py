@@ -50,7 +50,6 @@ class Room:
     async def ready(self, child: Child) -> int:
         """Wait until it is; its process id."""
         await self.until(lambda: child.status.state == "ready")
-        assert child.status.pid is not None
         return child.status.pid
 
     async def stop(self, *roles: str, seconds: float = WAIT_S) -> None:
@@ -129,12 +128,15 @@ async def test_servers_that_are_away_come_over_the_lifeline(room: Room) -> None:
 ABORTS = "import os, sys; print({line!r}, file=sys.stderr, flush=True); os.abort()"
 
 
-@pytest.mark.parametrize(("code", "cause"), [
-    (FAILS, "no weights"),
-    (CRASHES, "exit 1: out of memory"),
-    (ABORTS.format(line="GGML_ASSERT(n > 0) failed"), "killed by SIGABRT: GGML_ASSERT(n > 0) failed"),
-    (ABORTS.format(line='{"message": "jobs claimed"}'), "killed by SIGABRT"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        (FAILS, "no weights"),
+        (CRASHES, "exit 1: out of memory"),
+        (ABORTS.format(line="GGML_ASSERT(n > 0) failed"), "killed by SIGABRT: GGML_ASSERT(n > 0) failed"),
+        (ABORTS.format(line='{"message": "jobs claimed"}'), "killed by SIGABRT"),
+    ],
+)
 async def test_what_a_process_said_last_is_the_cause_of_its_end(code: str, cause: str, room: Room) -> None:
     """On the lifeline, else in its log; but not what it had logged before a library aborted."""
     child = room.start(code)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -39,16 +40,19 @@ def test_no_command_shows_the_help(told: Any) -> None:
     assert told("--version").out == f"penstock, version {__version__}\n"
 
 
-@pytest.mark.parametrize(("command", "variables", "code", "says"), [
-    ("jobs", {}, 2, "penstock jobs --help"),
-    ("doctr", {}, 2, "Did you mean 'doctor'"),
-    ("down", {}, 3, "nothing is running"),
-    ("ps --redis-url redis://127.0.0.1:1/0", {}, 3, "Redis"),
-    ("up --engine sim --host 0.0.0.0", {}, 2, "no API key is configured"),
-    ("up --engine sim --port 0 --redis-url redis://127.0.0.1:port", {}, 2, "error: redis"),
-    ("up --engine sim", {"PENSTOCK_PROT": "1"}, 2, "PENSTOCK_PORT"),
-    ("up --engine sim", {"PENSTOCK_WORKERS": "many"}, 2, "a whole number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "variables", "code", "says"),
+    [
+        ("jobs", {}, 2, "penstock jobs --help"),
+        ("doctr", {}, 2, "Did you mean 'doctor'"),
+        ("down", {}, 3, "nothing is running"),
+        ("ps --redis-url redis://127.0.0.1:1/0", {}, 3, "Redis"),
+        ("up --engine sim --host 0.0.0.0", {}, 2, "no API key is configured"),
+        ("up --engine sim --port 0 --redis-url redis://127.0.0.1:port", {}, 2, "error: redis"),
+        ("up --engine sim", {"PENSTOCK_PROT": "1"}, 2, "PENSTOCK_PORT"),
+        ("up --engine sim", {"PENSTOCK_WORKERS": "many"}, 2, "a whole number"),
+    ],
+)
 def test_what_cannot_be_done_says_why(
     command: str, variables: dict[str, str], code: int, says: str, monkeypatch: pytest.MonkeyPatch, told: Any
 ) -> None:
@@ -67,10 +71,13 @@ def test_bad_settings_file_is_wrong_usage(told: Any) -> None:
     assert said in told("ps", code=2).err
 
 
-@pytest.mark.parametrize(("settings", "environ", "cause"), [
-    ('options.path = "gone.gguf"', {}, "set in penstock.toml"),
-    ("", {"PENSTOCK_LLAMACPP_PATH": "gone.gguf"}, "set by the variable PENSTOCK_LLAMACPP_PATH"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "environ", "cause"),
+    [
+        ('options.path = "gone.gguf"', {}, "set in penstock.toml"),
+        ("", {"PENSTOCK_LLAMACPP_PATH": "gone.gguf"}, "set by the variable PENSTOCK_LLAMACPP_PATH"),
+    ],
+)
 def test_missing_model_file_is_found_before_the_start(
     settings: str, environ: dict[str, str], cause: str, monkeypatch: pytest.MonkeyPatch, told: Any
 ) -> None:
@@ -85,11 +92,7 @@ def test_missing_model_file_is_found_before_the_start(
 
 def test_unexpected_error_is_one_block(monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
     """No traceback unless --debug asks for it."""
-
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("boom")
-
-    monkeypatch.setattr(app, "main", broken)
+    monkeypatch.setattr(app, "main", Mock(side_effect=RuntimeError("boom")))
     assert "Traceback" not in told("version", code=1).err
     assert "Traceback" in told("version --debug", code=1).err
 
@@ -179,29 +182,49 @@ def under(*words: str) -> click.Context:
     context, rest = click.Context(app, info_name="penstock"), list(words)
     while isinstance(context.command, click.Group):
         name, command, rest = context.command.resolve_command(context, rest)
-        assert command is not None
         context = command.make_context(name, rest, parent=context)
     return context
 
 
-@pytest.mark.parametrize(("line", "text", "shown"), [
-    ("submit hi --url http://box:8000 --wait 5", "penstock jobs events job_1",
-     "penstock jobs events --url http://box:8000 job_1"),
-    ("jobs show job_1 --data-dir 'my data'", "penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)",
-     "penstock up --data-dir 'my data', or --url http://HOST:8000 (or PENSTOCK_URL)"),
-    ("doctor --config a.toml --data-dir d", "penstock dlq show job_1",  # `dlq show` takes no --config
-     "penstock dlq show --data-dir d job_1"),
-    ("up --engine sim --port 8000 --detach", "penstock up --port 8001",
-     "penstock up --engine sim --detach --port 8001"),
-    ("up --engine sim --data-dir d", "penstock ps, penstock down, or a --data-dir (and --port) of its own",
-     "penstock ps --data-dir d, penstock down --data-dir d, or a --data-dir (and --port) of its own"),
-    ("store reset --redis-url redis://h:1/0", "penstock store reset --yes",
-     "penstock store reset --redis-url redis://h:1/0 --yes"),
-    ("ps --redis-url redis://:secret@h:1/0", "penstock up", "penstock up"),
-    ("jobs ls --url http://h", "penstock jobs --help", "penstock jobs --help"),
-    ("jobs ls --url http://h", "start it, which penstock waits for", None),
-    ("logs --data-dir d", "its log is d/penstock up.log", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "text", "shown"),
+    [
+        (
+            "submit hi --url http://box:8000 --wait 5",
+            "penstock jobs events job_1",
+            "penstock jobs events --url http://box:8000 job_1",
+        ),
+        (
+            "jobs show job_1 --data-dir 'my data'",
+            "penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)",
+            "penstock up --data-dir 'my data', or --url http://HOST:8000 (or PENSTOCK_URL)",
+        ),
+        (
+            "doctor --config a.toml --data-dir d",
+            "penstock dlq show job_1",  # `dlq show` takes no --config
+            "penstock dlq show --data-dir d job_1",
+        ),
+        (
+            "up --engine sim --port 8000 --detach",
+            "penstock up --port 8001",
+            "penstock up --engine sim --detach --port 8001",
+        ),
+        (
+            "up --engine sim --data-dir d",
+            "penstock ps, penstock down, or a --data-dir (and --port) of its own",
+            "penstock ps --data-dir d, penstock down --data-dir d, or a --data-dir (and --port) of its own",
+        ),
+        (
+            "store reset --redis-url redis://h:1/0",
+            "penstock store reset --yes",
+            "penstock store reset --redis-url redis://h:1/0 --yes",
+        ),
+        ("ps --redis-url redis://:secret@h:1/0", "penstock up", "penstock up"),
+        ("jobs ls --url http://h", "penstock jobs --help", "penstock jobs --help"),
+        ("jobs ls --url http://h", "start it, which penstock waits for", None),
+        ("logs --data-dir d", "its log is d/penstock up.log", None),
+    ],
+)
 def test_the_flags_that_were_typed_are_repeated(line: str, text: str, shown: str | None) -> None:
     """Where the command takes them: those that choose the deployment, and all of another `up`."""
     with under(*shlex.split(line)):
@@ -235,7 +258,6 @@ def test_the_table_names_what_each_command_takes() -> None:
     root, found = click.Context(app, info_name="penstock"), {}
     for name in app.list_commands(root):
         command = app.get_command(root, name)
-        assert command is not None
         subcommands = list(command.commands.values()) if isinstance(command, click.Group) else [command]
         for each in subcommands:
             taken = {option.name for option in each.params} & {"data_dir", "redis_url", "url", "config"}

@@ -70,24 +70,20 @@ def test_what_cannot_run_is_refused_before_anything_is_started(
         loaded(tmp_path, toml, **flags)
 
 
-@pytest.mark.parametrize(("flags", "environ", "name"), [
-    ({"engine": "sim"}, {}, "sim"), ({"engine": "sim", "model": "toy"}, {}, "toy"),
-    ({"engine": "trtllm"}, {"PENSTOCK_TRTLLM_MODEL": "/models/llama-8b/"}, "llama-8b"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "environ", "name"),
+    [
+        ({"engine": "sim"}, {}, "sim"),
+        ({"engine": "sim", "model": "toy"}, {}, "toy"),
+        ({"engine": "trtllm"}, {"PENSTOCK_TRTLLM_MODEL": "/models/llama-8b/"}, "llama-8b"),
+    ],
+)
 def test_model_name_follows_the_engine(
     tmp_path: Path, flags: dict[str, str], environ: dict[str, str], name: str
 ) -> None:
     """The one model that is served without a [models] table."""
     deployment = loaded(tmp_path, environ=environ, **flags)
     assert deployment.model_names == (name,) and not deployment.needs_weights
-
-
-def test_flags_outrank_variables_outrank_the_file(tmp_path: Path) -> None:
-    """The last word wins, key by key."""
-    toml = "[api]\nport = 1001\nhost = '127.0.0.2'\n[sim]\nslots = 3\n"
-    deployment = loaded(tmp_path, toml, {"PENSTOCK_PORT": "1002", "PENSTOCK_SIM_SLOTS": "4"}, port=1003)
-    assert (deployment.api.host, deployment.api.port) == ("127.0.0.2", 1003)
-    assert deployment.config.raw["sim"]["slots"] == "4"
 
 
 def test_every_shape_has_its_worker_program(tmp_path: Path) -> None:
@@ -212,10 +208,18 @@ def test_a_server_that_is_away_is_named() -> None:
     assert told.value.exit_code == Exit.UNREACHABLE
 
 
-@pytest.mark.parametrize(("name", "ours"), [
-    ("/models/SmolLM2-135M-Instruct.F16.gguf", "SmolLM2-135M-Instruct.F16"), ("llama3.1:8b", "llama3.1:8b"),
-    ("org/model", "org/model"), ("a model", "a-model"), ("/", "upstream"), ("", "upstream"), ("x" * 500, "x" * 128),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("/models/SmolLM2-135M-Instruct.F16.gguf", "SmolLM2-135M-Instruct.F16"),
+        ("llama3.1:8b", "llama3.1:8b"),
+        ("org/model", "org/model"),
+        ("a model", "a-model"),
+        ("/", "upstream"),
+        ("", "upstream"),
+        ("x" * 500, "x" * 128),
+    ],
+)
 def test_a_name_of_a_server_becomes_one_of_ours(name: str, ours: str) -> None:
     assert own_name(name) == ours
 

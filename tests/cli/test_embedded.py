@@ -32,9 +32,7 @@ MEMORY = 64 << 20
 
 
 def prepared(folder: Path) -> Embedded:
-    server = find_server()
-    assert server is not None
-    return Embedded.prepare(server, folder, MEMORY)
+    return Embedded.prepare(find_server(), folder, MEMORY)
 
 
 def start(supervisor: Supervisor, embedded: Embedded) -> Child:
@@ -44,7 +42,6 @@ def start(supervisor: Supervisor, embedded: Embedded) -> Child:
 async def ready(supervisor: Supervisor, child: Child) -> int:
     async with asyncio.timeout(WAIT_S):
         await supervisor.until(lambda: child.status.state == "ready")
-    assert child.status.pid is not None
     return child.status.pid
 
 
@@ -188,13 +185,11 @@ async def test_stubborn_orphan_is_a_problem(tmp_path: Path, monkeypatch: pytest.
     ]
     try:
         for other in others:
-            assert other.stdout is not None
             other.stdout.readline()
         await end_orphan(tmp_path)
         words = [sys.executable, "-c", f"{named}; {deaf}; {rest}", "valkey-server"]
         others.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE))
         stubborn = others[-1]
-        assert stubborn.stdout is not None
         stubborn.stdout.readline()
         with pytest.raises(Problem, match="still holds") as caught:
             await end_orphan(tmp_path)

@@ -42,7 +42,6 @@ def parsed(words: list[str]) -> None:
     context = app.make_context("penstock", list(words))
     while isinstance(context.command, click.Group):
         name, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
-        assert command is not None
         context = command.make_context(name, rest, parent=context)
 
 

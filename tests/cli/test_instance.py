@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cli_instance import a_state
@@ -134,13 +135,7 @@ def test_a_folder_that_cannot_be_written_is_told_of(tmp_path: Path, monkeypatch:
     with home.lock():
         home.prepare()
     home.log("api-1").touch()
-
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    def read_only(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
+    refused = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", refused)
         with pytest.raises(Problem, match=f"cannot write to {home.logs}") as caught:
@@ -151,7 +146,8 @@ def test_a_folder_that_cannot_be_written_is_told_of(tmp_path: Path, monkeypatch:
         with pytest.raises(Problem, match=f"cannot write to {home.path / 'lock'}") as caught, home.lock():
             pass
         assert "chown -R" in caught.value.next_step
-    monkeypatch.setattr("tempfile.TemporaryFile", read_only)
+    read_only = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr("tempfile.TemporaryFile", Mock(side_effect=read_only))
     with pytest.raises(Problem, match=f"cannot write to {home.path}") as caught, home.lock():
         pass
     assert (caught.value.cause, caught.value.next_step) == ("Read-only file system", "choose another --data-dir")

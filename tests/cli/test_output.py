@@ -27,14 +27,17 @@ pytestmark = pytest.mark.slow
 ESC = "\x1b"
 
 
-@pytest.mark.parametrize(("environ", "terminal", "pipe"), [
-    ({}, True, False),
-    ({"NO_COLOR": "1"}, False, False),
-    ({"NO_COLOR": ""}, True, False),
-    ({"FORCE_COLOR": "1"}, True, True),
-    ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, False),
-    ({"TERM": "dumb", "FORCE_COLOR": "1"}, False, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("environ", "terminal", "pipe"),
+    [
+        ({}, True, False),
+        ({"NO_COLOR": "1"}, False, False),
+        ({"NO_COLOR": ""}, True, False),
+        ({"FORCE_COLOR": "1"}, True, True),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, False, False),
+    ],
+)
 def test_colour_rules(environ: dict[str, str], terminal: bool, pipe: bool) -> None:
     """TERM=dumb outranks NO_COLOR, which outranks FORCE_COLOR, which outranks looking at the stream."""
     assert output.styled(Terminal(), environ) is terminal
@@ -129,8 +132,6 @@ def test_broken_pipe_is_silent() -> None:
     """A reader that has seen enough is no error."""
     command = [sys.executable, "-m", "cli", "help", "environment"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 0

@@ -159,7 +159,6 @@ async def test_a_worker_that_drains_by_itself_is_replaced(basin: Basin) -> None:
     (child,) = pool.members
     async with asyncio.timeout(WAIT_S):
         await basin.supervisor.until(lambda: child.status.state == "ready")
-        assert child.status.pid is not None
         os.kill(child.status.pid, signal.SIGUSR1)
         await basin.supervisor.until(lambda: child.status.state == "draining")
     await basin.size(pool, 1)
@@ -253,9 +252,6 @@ async def test_two_machines_share_what_is_wanted(basin: Basin, tmp_path: Path, w
 
 
 # --- when a lease is given up ----------------------------------------------------------------------------------------
-
-
-HERE = f"worker-1@{socket.gethostname()}"
 
 
 class Ends(Reaper):

@@ -116,7 +116,6 @@ async def test_what_cannot_be_shown_ends_neither_supervision_nor_drain(starting:
         child = starting._supervisor.start(program)
         async with asyncio.timeout(30):
             await starting._supervisor.until(lambda: child.status.pid is not None)
-            assert child.status.pid is not None
             os.kill(child.status.pid, signal.SIGKILL)
             await starting._supervisor.until(lambda: child.status.restarts == 1 and child.status.pid is not None)
             starting._interrupt()

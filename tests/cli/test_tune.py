@@ -130,8 +130,7 @@ def tuned(told: Any, server: CurveServer, *words: str) -> dict[str, Any]:
     line = ["tune", "frontier", "--url", server.url, "--in", "32", "--out", "4", "--repeats", "1", *words, "--json"]
     said = told(*line)
     assert "measuring m with 1, 2, 4" in said.err and "a pass" in said.err
-    found: dict[str, Any] = json.loads(said.out)
-    return found
+    return json.loads(said.out)
 
 
 def test_a_frontier_of_a_known_curve(told: Any, server: CurveServer) -> None:
@@ -201,10 +200,13 @@ def test_a_server_that_dies_or_hangs_ends_it_within_the_budget(told: Any, server
     assert found["left_out"] == [4, 8] and "4, 8 at once were not measured: the budget ended" in found["advice"]
 
 
-@pytest.mark.parametrize(("words", "answered", "shows"), [
-    (["frontier", "--requests", "16", "--max", "8", "--repeats", "1"], 6 + 8 + 16, "it was interrupted"),
-    (["goodput", "--requests", "20"], 1 + 1 + 32 + 20, "The search was interrupted"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "answered", "shows"),
+    [
+        (["frontier", "--requests", "16", "--max", "8", "--repeats", "1"], 6 + 8 + 16, "it was interrupted"),
+        (["goodput", "--requests", "20"], 1 + 1 + 32 + 20, "The search was interrupted"),
+    ],
+)
 def test_ctrl_c_shows_what_was_measured(server: CurveServer, words: list[str], answered: int, shows: str) -> None:
     """And what it did from the first second on: each phase is a line in a pipe."""
     out, err = interrupted(server, answered, *words, "--json")

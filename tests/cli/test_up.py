@@ -51,7 +51,6 @@ class Up:
 
     def ready(self) -> Up:
         """Wait for the ready block."""
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.block.append(line.rstrip("\n"))
             if line.startswith("  Stop"):
@@ -84,7 +83,6 @@ class Up:
         found = eventually(
             lambda: (rows := self.ps()) and all(row["state"] in ("ready", "silent") for row in rows) and rows
         )
-        assert isinstance(found, list)
         return {row["id"]: row["pid"] for row in found}
 
     def get(self, path: str) -> bytes:
@@ -107,7 +105,6 @@ class Up:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             self.end()
-        assert self.process.stdout is not None
         self.process.stdout.close()
 
 
@@ -159,24 +156,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
 # --- looking ---------------------------------------------------------------------------------------------------------
 
 
-def test_ready_block(shared: Up) -> None:
-    """Golden but for numbers, folders and the secret; nothing of a library is on the screen."""
-    shapes = [
-        r"ready in \d+\.\d s   engine sim   model toy   1 worker",
-        r"  API      http://127\.0\.0\.1:\d+/v1",
-        r"  Console  http://127\.0\.0\.1:\d+/console#link=[\w-]{22}",
-        r"           \(logs you in once, within an hour; later: \S+ -m cli console --data-dir data\)",
-        r"  Kept     data  \(queue and results survive a restart\)",
-        r"  Log      data/logs",
-        r"",
-        r"  Try      curl -N http://127\.0\.0\.1:\d+/v1/chat/completions "
-        r"-H 'Content-Type: application/json' -d '\{.*\}'",
-        r"           \S+ -m cli chat --data-dir data \"What is a penstock\?\"",
-        r"  Stop     Ctrl-C \(finishes running jobs, again to stop now\)",
-    ]
-    assert len(shared.block) == len(shapes)
-    for line, shape in zip(shared.block, shapes, strict=True):
-        assert re.fullmatch(shape, line), line
+def test_the_ready_block_is_short_and_has_the_link_once(shared: Up) -> None:
+    """Before it each line is a phase: nothing of a library is on the screen."""
+    assert len(shared.block) == 10 and len(LINK.findall("\n".join(shared.block))) == 1
     phases = re.compile(r"penstock \S+|(redis|api|worker|scheduler|offline)-1: .+")
     assert all(phases.fullmatch(line) for line in shared.said_first.strip().split("\n"))
 
@@ -204,17 +186,6 @@ def test_ps(shared: Up) -> None:
     table, _, note = shared.run("ps")
     assert table.split()[:5] == ["ROLE", "ID", "PID", "STATE", "SINCE"]
     assert note.startswith("ready at http://127.0.0.1:")
-
-
-def test_taken_port(shared: Up, tmp_path: Path) -> None:
-    """Which one is free, in at most four lines and without a traceback."""
-    words = ("up", "--engine", "sim", "--port", str(shared.port), "--data-dir", str(tmp_path))
-    _, code, errors = said_here(*words)
-    error = errors[errors.index("error:") :].strip().split("\n")
-    assert (
-        code == 1 and error[0] == f"error: port {shared.port} is taken" and error[2].startswith("next:  penstock up ")
-    )
-    assert len(error) <= 4
 
 
 # --- ending ----------------------------------------------------------------------------------------------------------
@@ -256,7 +227,6 @@ def an_interrupt_ends_the_wait_of_down(up: Up) -> None:
     """`down` counts the running jobs, as the terminal of `up` does; a signal to `up` ends the wait."""
     command = [*PENSTOCK, "down", "--data-dir", str(up.data_dir)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=up.environ, text=True) as down:
-        assert down.stderr is not None
         assert [down.stderr.readline() for _ in range(2)] == ["draining\n", "draining: 1 job to finish\n"]
         assert "draining 1 job, Ctrl-C again to stop now" in up.said()
         up.process.send_signal(signal.SIGINT)
@@ -268,7 +238,6 @@ def a_running_job_is_finished_first(up: Up) -> None:
     """Ctrl-C during an answer: the answer comes to its end, then everything stops."""
     command = [*PENSTOCK, "chat", "hello", "--max-tokens", "100", "--data-dir", str(up.data_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=up.environ, text=True) as chat:
-        assert chat.stdout is not None
         first = chat.stdout.read(1)
         up.process.send_signal(signal.SIGINT)
         assert len((first + chat.stdout.read()).split()) == 100 and chat.wait() == 0
@@ -297,9 +266,7 @@ def at_work(up: Up) -> list[str]:
 
 def holder(up: Up) -> str:
     """The worker that runs a job, where none ran one before."""
-    found = eventually(lambda: at_work(up))
-    assert isinstance(found, list)
-    return str(found[0])
+    return eventually(lambda: at_work(up))[0]
 
 
 async def a_killed_workers_jobs_wait_for_no_lease(up: Up) -> None:

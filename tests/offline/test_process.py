@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,18 +30,12 @@ async def test_a_turn_that_never_ends_ends_the_process(
     process: OfflineProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a code that has a fresh one started: what holds the turn up cannot be had back."""
-
-    async def hangs(_batch: str, _notice: int) -> None:
-        await asyncio.Event().wait()
-
-    def ends(code: int) -> None:
-        raise SystemExit(code)
-
+    runner = SimpleNamespace(look_at_batch=lambda *_: asyncio.Event().wait())
     monkeypatch.setattr(program, "HARD_LIMIT_S", 0.01)
-    monkeypatch.setattr(os, "_exit", ends)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(program.logging, "shutdown", lambda: None)
     process._loop = asyncio.get_running_loop()
-    process._runner = SimpleNamespace(look_at_batch=hangs)  # type: ignore[assignment]
+    process._runner = runner  # type: ignore[assignment]
     with pytest.raises(SystemExit) as ended:
         await asyncio.to_thread(process._look_at_batch, "batch", 1)
     assert ended.value.code == EXIT_STUCK

@@ -164,6 +164,38 @@ def text_of(record: JobRecord, index: int = 0) -> str:
     return "".join(row.text for row in record.terminal.rows if row.index == index)
 
 
+@dataclass
+class Workshop:
+    """A queue, the workers that a test starts at it, and what becomes of its jobs."""
+
+    wire: RedisClient
+    start: Start
+
+    def __post_init__(self) -> None:
+        self.queue, self.reader = Queue(self.wire), JobReader(self.wire)
+
+    async def put(self, *args: Any, **changes: Any) -> Job:
+        """A job that waits."""
+        return await put_job(self.queue, *args, **changes)
+
+    async def has_deltas(self, job: Job, count: int) -> bool:
+        return await has_deltas(self.wire, job.id, count)
+
+    async def ended(self, job: Job) -> JobRecord:
+        return await ended(self.wire, job.id)
+
+    async def completed(self, job: Job, text: str, tokens: int) -> JobRecord:
+        """Its record, once it has ended with the answer to this text."""
+        record = await self.ended(job)
+        assert record.state is JobState.COMPLETED and text_of(record) == expected(text, tokens)
+        return record
+
+
+@pytest.fixture
+def shop(wire: RedisClient, start: Start) -> Workshop:
+    return Workshop(wire, start)
+
+
 class DeafEngine(SimEngine):
     """Claims to hold its output to JSON, and does not: what llama.cpp does once it has dropped a grammar."""
 

@@ -277,9 +277,7 @@ def batch_of(told: Told, lines: bytes) -> dict[str, Any]:
         _, now = told.ask("ann", "GET", f"/v1/batches/{batch['id']}")
         return now if now and now["status"] in ("failed", "completed") else None
 
-    found = eventually(over)
-    assert isinstance(found, dict)
-    return found
+    return eventually(over)
 
 
 def malformed_batch(told: Told) -> None:

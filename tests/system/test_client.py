@@ -19,13 +19,7 @@ from flow import until
 from house import House, free_port, key_rows, unstarted
 from severing import store_cut
 
-from penstock.client import (
-    ApiRefusal,
-    AsyncPenstockClient,
-    PenstockClient,
-    StreamEvent,
-    StreamReset,
-)
+from penstock.client import ApiRefusal, AsyncPenstockClient, PenstockClient, StreamEvent, StreamReset
 
 pytestmark = pytest.mark.slow
 
@@ -71,14 +65,10 @@ def killed(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        chat("several", n=3, stream=True),
-        {"model": "sim", "endpoint": "/v1/completions", "prompt": ["a", "b b"], "n": 2, "max_tokens": TOKENS},
-    ],
-    ids=["choices", "prompts"],
-)
+@pytest.mark.parametrize("body", [
+    chat("several", n=3, stream=True),
+    {"model": "sim", "endpoint": "/v1/completions", "prompt": ["a", "b b"], "n": 2, "max_tokens": TOKENS},
+], ids=["choices", "prompts"])  # fmt: skip
 def test_a_stream_survives_the_kill_of_the_process_that_serves_it(body: dict[str, Any], tmp_path: Path) -> None:
     """Twice, the second time while the first process is dead; behind keys, over several partitions."""
     with two_doors(tmp_path, keys=True, partitions=3) as (house, doors, urls), PenstockClient(urls, "ann") as client:

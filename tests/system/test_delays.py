@@ -67,9 +67,7 @@ class Seen:
             found: dict[str, Any] = json.loads(self.house.get(f"/v1/jobs/{job_id}/timing")[1])
             return found if found["until"] == "last_sent" else None
 
-        timing = eventually(noted, seconds=PATIENCE_S)
-        assert isinstance(timing, dict)
-        return timing
+        return eventually(noted, seconds=PATIENCE_S)
 
     def traced(self, job_id: str) -> Parts:
         """The parts as the spans of the job's trace have them."""
@@ -80,7 +78,6 @@ class Seen:
             return found if {"POST /v1/chat/completions", "chat sim", "engine", "finish"} <= found.keys() else None
 
         found = eventually(spans, seconds=PATIENCE_S)
-        assert isinstance(found, dict)
         request, put, wait, attempt, engine = (
             found[name] for name in ("POST /v1/chat/completions", "enqueue", "queue", "chat sim", "engine")
         )
@@ -117,9 +114,7 @@ class Seen:
                 return None
             return {**found.parts, EGRESS_FIRST.name: found.egress_first.mean}
 
-        parts = eventually(whole, seconds=PATIENCE_S)
-        assert isinstance(parts, dict)
-        return parts
+        return eventually(whole, seconds=PATIENCE_S)
 
 
 def _names_job(span: SentSpan, job_id: str) -> bool:

@@ -66,7 +66,6 @@ class Follower(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        assert self.process.stdout is not None
         with self.process.stdout:
             for line in self.process.stdout:
                 offset, messages = json.loads(line)

@@ -70,9 +70,7 @@ def ended(house: House, job: str) -> dict[str, Any]:
         state = json.loads(house.get(f"/v1/jobs/{job}")[1])
         return state if state["status"] in ("completed", "failed", "cancelled", "expired") else None
 
-    found = eventually(final, seconds=60)
-    assert isinstance(found, dict)
-    return found
+    return eventually(final, seconds=60)
 
 
 def test_the_example_answers_and_goes_on_at_the_next_word_after_a_kill(tmp_path: Path) -> None:

@@ -58,8 +58,7 @@ def submit(house: House, tokens: int, **queue: Any) -> str:
 
 
 def shown(house: House, job_id: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(house.get(f"/v1/jobs/{job_id}")[1])
-    return found
+    return json.loads(house.get(f"/v1/jobs/{job_id}")[1])
 
 
 def all_ended(house: House, ids: list[str]) -> bool:

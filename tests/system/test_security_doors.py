@@ -368,7 +368,6 @@ def blue(house: House) -> Belongings:
     done = eventually(
         lambda: (found := as_blue(house, "GET", f"/v1/batches/{batch}"))["status"] == "completed" and found
     )
-    assert isinstance(done, dict)
     many = upload(house, "blue", jsonl([line(number) for number in range(20_000)]))
     paused = as_blue(house, "POST", "/v1/batches", {"input_file_id": many, "endpoint": "/v1/chat/completions"})["id"]
     assert as_blue(house, "POST", f"/v1/batches/{paused}/pause")["paused"]

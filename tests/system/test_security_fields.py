@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jsonschema_rs
 import pytest
-from house import LONG_LEASE, House, serving
+from house import LONG_LEASE, House, module_house
 from matrices import RAW, TYPES, Fields, Place
 
 from api.openapi import document
@@ -186,15 +186,12 @@ class Door:
         self._connection.close()
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """An API process and a worker with the simulated engine, behind a key that may do everything."""
-    folder = tmp_path_factory.mktemp("house")
-    digest = hashlib.sha256(KEY.encode()).hexdigest()
-    (folder / "penstock.toml").write_text(f'[keys.all]\nsha256 = "{digest}"\ntenant = "t"\nadmin = true\n')
-    quick = {"PENSTOCK_SIM_STEP_MS": "0", "PENSTOCK_SIM_PREFILL_MS": "0"}
-    with serving(folder, "workers", **quick, **LONG_LEASE) as house:
-        yield house
+house = module_house(
+    "workers",
+    settings=f'[keys.all]\nsha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"\ntenant = "t"\nadmin = true\n',
+    PENSTOCK_SIM_STEP_MS="0", PENSTOCK_SIM_PREFILL_MS="0", **LONG_LEASE,
+)  # fmt: skip
+"""An API process and a worker with the simulated engine, behind a key that may do everything."""
 
 
 @pytest.fixture

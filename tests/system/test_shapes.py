@@ -107,8 +107,7 @@ class Site:
 
     def shown(self) -> dict[str, Any]:
         """What everybody can see of the pools."""
-        pool: dict[str, Any] = json.loads(self.cluster.get("/admin/pools/m")[1])
-        return pool
+        return json.loads(self.cluster.get("/admin/pools/m")[1])
 
     def all_are(self, jobs: list[str], status: str) -> bool:
         return all(job["status"] == status for job in self.jobs(jobs))

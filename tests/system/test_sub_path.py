@@ -11,7 +11,7 @@ from urllib.parse import urljoin
 
 import pytest
 from cli_instance import said_here
-from house import ADMIN_TOKEN, House, serving
+from house import ADMIN_TOKEN, House, module_house
 from http_serving import serving_http
 
 from penstock.client import PenstockClient
@@ -55,11 +55,7 @@ def proxy(house: House, *, strips: bool) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}{BASE}"
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("house")
-    with serving(folder, "workers", PENSTOCK_API_BASE_PATH=BASE, PENSTOCK_FILES_DIR=str(folder / "files")) as house:
-        yield house
+house = module_house("workers", PENSTOCK_API_BASE_PATH=BASE)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["strips", "keeps"])

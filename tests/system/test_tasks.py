@@ -8,14 +8,13 @@ import json
 import os
 import signal
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from batching import client, ended, jsonl
-from house import House, serving
+from house import House, module_house, serving
 from openai import OpenAI
 from openapi_document import SCHEMAS, conforms
 
@@ -26,14 +25,11 @@ pytestmark = pytest.mark.slow
 TEXTS = ["a river", "the wide river", "a mill at the weir", "ünïcode 😀"]
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """Two workers, several partitions; requests may ask for faults."""
-    folder = tmp_path_factory.mktemp("house")
-    settings = {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_SLOTS": "4", "PENSTOCK_REDIS_PARTITIONS": "3"}
-    with serving(folder, "workers", "offline", **settings) as house:
-        house.start("workers")
-        yield house
+house = module_house(
+    "workers", "offline", "workers",
+    PENSTOCK_SIM_FAULTS="true", PENSTOCK_SIM_SLOTS="4", PENSTOCK_REDIS_PARTITIONS="3",
+)  # fmt: skip
+"""Two workers, several partitions; requests may ask for faults."""
 
 
 ANSWERS = {

@@ -25,9 +25,7 @@ def shown(house: House, job_id: str) -> dict[str, Any]:
 
 def timing_of(house: House, job_id: str) -> dict[str, Any]:
     """Once its delivery is noted, a moment after the answer."""
-    timing = eventually(lambda: (found := shown(house, job_id))["until"] == "last_sent" and found)
-    assert isinstance(timing, dict)
-    return timing
+    return eventually(lambda: (found := shown(house, job_id))["until"] == "last_sent" and found)
 
 
 # --- every kind of job -----------------------------------------------------------------------------------------------

@@ -41,8 +41,7 @@ def in_front_of(house: House) -> UpstreamSettings:
 
 
 def jobs_of(house: House) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(house.get("/v1/jobs?limit=100")[1])["data"]
-    return found
+    return json.loads(house.get("/v1/jobs?limit=100")[1])["data"]
 
 
 async def shown(wire: RedisClient, job: Job, tokens: int) -> None:
@@ -83,7 +82,6 @@ async def test_the_death_of_a_worker_begins_no_second_job(
     (theirs,) = await asyncio.to_thread(jobs_of, house)
     result = json.loads(house.get(f"/v1/jobs/{theirs['id']}/result")[1])
     assert text_of(record) == result["choices"][0]["message"]["content"]
-    assert record.terminal is not None
     counted = record.terminal.usage.prompt, record.terminal.usage.completion
     assert counted == (result["usage"]["prompt_tokens"], result["usage"]["completion_tokens"])
 

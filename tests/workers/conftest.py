@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sim_worker import recorder, start
+from sim_worker import recorder, shop, start
 
-__all__ = ["recorder", "start"]
+__all__ = ["recorder", "shop", "start"]

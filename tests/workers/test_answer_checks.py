@@ -5,25 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sim_worker import (
-    LONG,
-    DeafEngine,
-    Running,
-    Start,
-    a_job,
-    ended,
-    failure_of,
-    put_job,
-    until,
-)
+from sim_worker import LONG, DeafEngine, Running, Workshop, a_job, failure_of, until
 
 from penstock.engine import ChatTurn, Failure, Sampling
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Finish
-from streaming.jobs.queue import Queue
-from streaming.jobs.reader import JobReader
-from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
 from workers.engines.sim.settings import SimSettings
 from workers.record import Recorder
@@ -39,41 +26,36 @@ def is_checked(running: Running, job: Job) -> bool:
 
 @pytest.mark.parametrize("stop", [(), ("never",)])
 @pytest.mark.parametrize("n", [1, 2])
-async def test_an_answer_that_is_not_the_json_asked_for_fails(
-    wire: RedisClient, start: Start, stop: tuple[str, ...], n: int
-) -> None:
+async def test_an_answer_that_is_not_the_json_asked_for_fails(shop: Workshop, stop: tuple[str, ...], n: int) -> None:
     """Cut by its length or not, streamed or not; jobs that ask for nothing are as before."""
-    queue = Queue(wire)
-    await start(engine=DeafEngine)
+    await shop.start(engine=DeafEngine)
     sampling = Sampling(max_tokens=10, json_schema={}, stop=stop, n=n)
-    jobs = [await put_job(queue, sampling=sampling, stream=stream) for stream in (False, True)]
-    plain = await put_job(queue)
+    jobs = [await shop.put(sampling=sampling, stream=stream) for stream in (False, True)]
+    plain = await shop.put()
     for job in jobs:
-        assert failure_of(await ended(wire, job.id)).code == "constraint_violated"
-    assert (await ended(wire, plain.id)).state is JobState.COMPLETED
+        assert failure_of(await shop.ended(job)).code == "constraint_violated"
+    assert (await shop.ended(plain)).state is JobState.COMPLETED
 
 
-async def test_beside_tools_the_text_is_checked_and_calls_need_none(wire: RedisClient, start: Start) -> None:
+async def test_beside_tools_the_text_is_checked_and_calls_need_none(shop: Workshop) -> None:
     """The engine answers with a call, or with text after a call's result, which is not the JSON asked for."""
-    queue, schema = Queue(wire), Sampling(max_tokens=200, json_schema={})
-    await start(engine=DeafEngine)
+    schema = Sampling(max_tokens=200, json_schema={})
+    await shop.start(engine=DeafEngine)
     called = (ChatTurn("assistant", "", (ToolCall("c", "f", "{}"),)), ChatTurn("tool", "noon", call_id="c"))
     asked, tools = ChatTurn("user", "call f"), Tools(offered=(Tool("f"),))
-    calls = await put_job(queue, prompt=Chat((asked,)), tools=tools, sampling=schema)
-    text = await put_job(queue, prompt=Chat((asked, *called)), tools=tools, sampling=schema)
-    record = await ended(wire, calls.id)
+    calls = await shop.put(prompt=Chat((asked,)), tools=tools, sampling=schema)
+    text = await shop.put(prompt=Chat((asked, *called)), tools=tools, sampling=schema)
+    record = await shop.ended(calls)
     assert record.state is JobState.COMPLETED and record.terminal is not None
     assert record.terminal.finishes == ("tool_calls",)
-    assert failure_of(await ended(wire, text.id)).code == "constraint_violated"
+    assert failure_of(await shop.ended(text)).code == "constraint_violated"
 
 
-async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
-    wire: RedisClient, start: Start
-) -> None:
+async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(shop: Workshop) -> None:
     """Cancelled, out of time, or with a check that breaks: the check of one never holds a job for ever."""
-    queue, running = Queue(wire), await start(engine=DeafEngine)
+    running = await shop.start(engine=DeafEngine)
     checked = Sampling(max_tokens=10, json_schema={})
-    cancelled, late, broken = (a_job(queue, sampling=checked, **more) for more in ({}, {"deadline_ms": 1500}, {}))
+    cancelled, late, broken = (a_job(shop.queue, sampling=checked, **more) for more in ({}, {"deadline_ms": 1500}, {}))
 
     async def failure(attempt: Attempt) -> Failure | None:
         if attempt.job.id == broken.id:
@@ -83,22 +65,22 @@ async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(
 
     running.worker._checker.answer_failure = failure  # type: ignore[method-assign]
     for job in (cancelled, late, broken):
-        await queue.put(job)
+        await shop.queue.put(job)
     await until(lambda: is_checked(running, cancelled))
-    await queue.cancel(cancelled.id)
-    states = [(await ended(wire, job.id)).state for job in (cancelled, late, broken)]
+    await shop.queue.cancel(cancelled.id)
+    states = [(await shop.ended(job)).state for job in (cancelled, late, broken)]
     assert states == [JobState.CANCELLED, JobState.EXPIRED, JobState.FAILED]
-    record = await JobReader(wire).record(broken.id)
+    record = await shop.reader.record(broken.id)
     assert failure_of(record).code == "constraint_unchecked" and running.worker.running == 0
 
 
 async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
-    wire: RedisClient, start: Start, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another worker has it by then: its end is neither written nor counted by the one that has lost it."""
-    queue, running = Queue(wire), await start(engine=DeafEngine)
+    running = await shop.start(engine=DeafEngine)
     worker, gate = running.worker, asyncio.Event()
-    job = a_job(queue, sampling=Sampling(max_tokens=10, json_schema={}))
+    job = a_job(shop.queue, sampling=Sampling(max_tokens=10, json_schema={}))
     counted: list[str] = []
     written: list[Finish] = []
     monkeypatch.setattr(recorder, "ended", lambda attempt, _: counted.append(attempt.job.id))
@@ -109,7 +91,7 @@ async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
 
     worker._checker.answer_failure = failure  # type: ignore[method-assign]
     worker._writers[0].finish = written.append  # type: ignore[method-assign]
-    await queue.put(job)
+    await shop.queue.put(job)
     await until(lambda: is_checked(running, job))
     check = worker._attempts[job.id].check
     worker._drop(job.id, "the test says so")
@@ -118,22 +100,22 @@ async def test_a_job_that_was_dropped_is_not_ended_by_its_check(
     assert counted == [] and written == []
 
 
-async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(wire: RedisClient, start: Start) -> None:
+async def test_a_schema_that_cannot_be_used_ends_its_job_at_once(shop: Workshop) -> None:
     """Not only when all its tokens are computed."""
-    await start(LONG, engine=DeafEngine)
-    job = await put_job(Queue(wire), sampling=Sampling(max_tokens=3000, json_schema={"type": "nope"}))
-    record = await ended(wire, job.id)
+    await shop.start(LONG, engine=DeafEngine)
+    job = await shop.put(sampling=Sampling(max_tokens=3000, json_schema={"type": "nope"}))
+    record = await shop.ended(job)
     assert (failure_of(record).status, failure_of(record).param) == (400, "response_format")
     assert record.terminal.usage.completion < 3000
 
 
-async def test_a_schema_that_cannot_be_used_ends_its_job_also_at_the_gate(wire: RedisClient, start: Start) -> None:
+async def test_a_schema_that_cannot_be_used_ends_its_job_also_at_the_gate(shop: Workshop) -> None:
     """The engine never gets it, so no last piece ends it."""
-    running, queue = await start(SimSettings(step_ms=5, slots=1, kv_tokens=8192), engine=DeafEngine), Queue(wire)
-    long = await put_job(queue, max_tokens=4000)
+    running = await shop.start(SimSettings(step_ms=5, slots=1, kv_tokens=8192), engine=DeafEngine)
+    long = await shop.put(max_tokens=4000)
     await until(lambda: running.engine.stats().running == 1)
-    job = await put_job(queue, sampling=Sampling(max_tokens=10, json_schema={"type": "nope"}))
-    record = await ended(wire, job.id)
+    job = await shop.put(sampling=Sampling(max_tokens=10, json_schema={"type": "nope"}))
+    record = await shop.ended(job)
     assert (failure_of(record).status, failure_of(record).param) == (400, "response_format")
     await until(lambda: list(running.worker._attempts) == [long.id])
     assert not running.worker._starter.waiting

@@ -6,18 +6,19 @@ import asyncio
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
 from flow import a_lease, claim_one, lapse
-from sim_worker import Running, Start, ended, expected, put_job, text_of, until
+from sim_worker import Running, Workshop, put_job, until
 
 from penstock.engine import Capabilities, EngineDead, Stats
 from streaming.fleet.plans import Plans, claim_lead
 from streaming.jobs.codec import Cancel, Follow, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JOB_VERSION, JobState
-from streaming.jobs.lease import Claim, Claimed, Lease
+from streaming.jobs.lease import Claimed, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
@@ -30,27 +31,25 @@ from workers.settings import WorkerSettings
 pytestmark = pytest.mark.slow
 
 
-async def test_suspects_run_alone_and_the_innocent_complete(wire: RedisClient, start: Start) -> None:
+async def test_suspects_run_alone_and_the_innocent_complete(shop: Workshop) -> None:
     """Jobs that lost two workers are run one at a time; nothing runs beside them."""
-    queue = Queue(wire)
-    jobs = [await put_job(queue, f"suspect {number}", 20) for number in range(3)]
+    jobs = [await shop.put(f"suspect {number}", 20) for number in range(3)]
     for _ in range(2):
-        lease = await a_lease(wire)
+        lease = await a_lease(shop.wire)
         assert len((await lease.claim(0, 5)).jobs) == 3
-        await lapse(wire, lease)
-    running = await start()
+        await lapse(shop.wire, lease)
+    running = await shop.start()
     most, deadline = 0, time.monotonic() + 30
-    while not all([(await JobReader(wire).record(job.id)).state.final for job in jobs]):
+    while not all([(await shop.reader.record(job.id)).state.final for job in jobs]):
         assert not running.task.done() and time.monotonic() < deadline, running.task
         most = max(most, running.worker.running)
         await asyncio.sleep(0.002)
     for number, job in enumerate(jobs):
-        record = await ended(wire, job.id)
-        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"suspect {number}", 20)
+        record = await shop.completed(job, f"suspect {number}", 20)
         assert record.attempt == 3
     assert most == 1
-    after = await put_job(queue, "after", 5)
-    assert (await ended(wire, after.id)).state is JobState.COMPLETED
+    after = await shop.put("after", 5)
+    assert (await shop.ended(after)).state is JobState.COMPLETED
 
 
 async def hold(wire: RedisClient, running: Running, for_ms: int) -> None:
@@ -65,23 +64,23 @@ async def hold(wire: RedisClient, running: Running, for_ms: int) -> None:
     await until(heard)
 
 
-async def test_a_hold_that_is_not_said_again_is_over(wire: RedisClient, start: Start) -> None:
+async def test_a_hold_that_is_not_said_again_is_over(shop: Workshop) -> None:
     """What runs goes on; with no scheduler left, a new job waits no longer than the hold was for."""
-    queue, running = Queue(wire), await start(SimSettings(step_ms=5, prefill_ms=1, slots=8))
-    long = await put_job(queue, "long", 200)
+    running = await shop.start(SimSettings(step_ms=5, prefill_ms=1, slots=8))
+    long = await shop.put("long", 200)
     await until(lambda: running.worker.running == 1)
-    await hold(wire, running, 400)
-    job = await put_job(queue)
+    await hold(shop.wire, running, 400)
+    job = await shop.put()
     for each in (long, job):
-        record = await ended(wire, each.id)
+        record = await shop.ended(each)
         assert (record.state, record.attempt) == (JobState.COMPLETED, 1)
 
 
-async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: RedisClient, start: Start) -> None:
+async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(shop: Workshop) -> None:
     """One worker of a model runs them; were it held, nobody would. The same while it does not know whether it is that
     one, for its last claim was not answered."""
-    running = await start()
-    await hold(wire, running, 60_000)
+    running = await shop.start()
+    await hold(shop.wire, running, 60_000)
     claimer = running.worker._claimer
     assert claimer._wanted(0) == (0, 0)
     for partitions in (claimer._suspects, claimer._unanswered):
@@ -90,53 +89,52 @@ async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: Redi
         partitions.clear()
 
 
-async def test_a_worker_that_is_about_to_end_claims_nothing(wire: RedisClient, start: Start) -> None:
+async def test_a_worker_that_is_about_to_end_claims_nothing(shop: Workshop) -> None:
     """Its health check has yet to find that its engine is of no use; each job that it took would count a loss."""
-    claimer = (await start()).worker._claimer
+    claimer = (await shop.start()).worker._claimer
     assert claimer._wanted(0)[0] > 0
     claimer._starter.dead = EngineDead("a step was lost")
     assert claimer._wanted(0) == (0, 0)
     claimer._starter.dead = None
 
 
-async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: RedisClient, start: Start) -> None:
+async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(shop: Workshop) -> None:
     """It is put back unclaimed, without a dead letter, and what this worker can read behind it runs."""
-    queue = Queue(wire)
-    newer = [await put_job(queue, max_queue_ms=3_600_000) for _ in range(3)]
+    newer = [await shop.put(max_queue_ms=3_600_000) for _ in range(3)]
     for job in newer:
         fields = msgspec.msgpack.decode(encode(job))
         body = msgspec.msgpack.encode(fields | {"v": JOB_VERSION + 1, "prompt": {"kind": "new"}})
-        await wire.redis.hset(partition_key(0, "job", job.id), "body", body)
-    running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=2))
-    fine = [await put_job(queue) for _ in range(5)]
+        await shop.wire.redis.hset(partition_key(0, "job", job.id), "body", body)
+    running = await shop.start(SimSettings(step_ms=1, prefill_ms=1, slots=2))
+    fine = [await shop.put() for _ in range(5)]
     for job in fine:
-        assert (await ended(wire, job.id)).state is JobState.COMPLETED
+        assert (await shop.ended(job)).state is JobState.COMPLETED
     for job in newer:
         async with asyncio.timeout(20):  # it may be in a claim just now
-            while (record := await JobReader(wire).record(job.id)).state is not JobState.QUEUED:
+            while (record := await shop.reader.record(job.id)).state is not JobState.QUEUED:
                 await asyncio.sleep(0.01)
         assert (record.attempt, record.runs, record.started_ms) == (0, (), 0) and record.fault
-        assert await wire.redis.zscore(partition_key(0, "timers"), job.id) is not None
-    assert await DeadLetters(wire).recent(10) == [] and running.worker.running == 0
-    await queue.cancel(newer[0].id)
+        assert await shop.wire.redis.zscore(partition_key(0, "timers"), job.id) is not None
+    assert await DeadLetters(shop.wire).recent(10) == [] and running.worker.running == 0
+    await shop.queue.cancel(newer[0].id)
     running.stop.set()
     await asyncio.wait_for(running.task, 20)  # nothing of them is held
 
 
-async def test_a_job_that_a_newer_worker_began_waits_for_one(wire: RedisClient, start: Start) -> None:
+async def test_a_job_that_a_newer_worker_began_waits_for_one(shop: Workshop) -> None:
     """Its body can be read, the log of its first attempt cannot: it is not begun anew, and not failed."""
-    queue, lost = Queue(wire), Lease(wire, "m")
-    job = await put_job(queue, max_tokens=5)
+    lost = Lease(shop.wire, "m")
+    job = await shop.put(max_tokens=5)
     await lost.register()
     await lost.claim(0, 1)
     frame = msgspec.msgpack.encode(["f2", lost.id, 1, {}])
-    await wire.redis.xadd(partition_key(0, "log", lost.id), {"-": frame}, id="1-0")
+    await shop.wire.redis.xadd(partition_key(0, "log", lost.id), {"-": frame}, id="1-0")
     await lost.release(job.id, 1)
-    await start()
-    fine = await put_job(queue)
-    assert (await ended(wire, fine.id)).state is JobState.COMPLETED
+    await shop.start()
+    fine = await shop.put()
+    assert (await shop.ended(fine)).state is JobState.COMPLETED
     async with asyncio.timeout(20):
-        while (record := await JobReader(wire).record(job.id)).state is not JobState.QUEUED:
+        while (record := await shop.reader.record(job.id)).state is not JobState.QUEUED:
             await asyncio.sleep(0.01)
     assert record.attempt == 1 and [logged.run.worker for logged in record.runs] == [lost.id]
 
@@ -148,11 +146,7 @@ def hands_that_begin_nothing() -> Any:
         batch_room=lambda: None, kept_places=lambda: (9, ()), chat_room=lambda: 0, places=lambda: 0,
         make_room=lambda _: None, stats=lambda: Stats(slots=9), engine_restart_reason=lambda _: "",
     )  # fmt: skip
-
-    async def refusal(_: Claim) -> None:
-        return None
-
-    hands.refusal = refusal
+    hands.refusal = AsyncMock(return_value=None)
     hands.begin = lambda claim, _, refusal=None: hands.begun.append(claim.job.id)
     hands.refuse = lambda broken: hands.begun.append(broken.id)
     return hands

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from sim_worker import Running, Start, ended, expected, failure_of, put_job, text_of, until
+from sim_worker import Running, Workshop, ended, expected, failure_of, text_of, until
 
 from streaming.jobs.job import Job, JobState
-from streaming.jobs.queue import Queue
-from streaming.jobs.reader import JobReader
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from workers import slot_shares as victims
@@ -29,81 +27,72 @@ async def _runs(running: Running, texts: int) -> bool:
 
 
 @pytest.mark.parametrize("gate", [True, False])
-async def test_with_the_gate_a_full_cache_evicts_nothing(wire: RedisClient, start: Start, gate: bool) -> None:
+async def test_with_the_gate_a_full_cache_evicts_nothing(shop: Workshop, gate: bool) -> None:
     """Twelve answers of which three fit; every text is whole in both cases."""
-    queue = Queue(wire)
-    jobs = [await put_job(queue, f"job {number}", 120) for number in range(12)]
-    running = await start(FULL, WorkerSettings(gate=gate, drain_s=5))
+    jobs = [await shop.put(f"job {number}", 120) for number in range(12)]
+    running = await shop.start(FULL, WorkerSettings(gate=gate, drain_s=5))
     for number, job in enumerate(jobs):
-        record = await ended(wire, job.id)
-        assert (record.state, text_of(record)) == (JobState.COMPLETED, expected(f"job {number}", 120))
+        await shop.completed(job, f"job {number}", 120)
     evictions = running.engine.stats().evictions
     assert evictions == 0 if gate else evictions > 0
 
 
 @pytest.mark.parametrize("lane", [Priority.BATCH, Priority.STANDARD])
-async def test_a_waiting_job_does_not_hold_back_chats_that_fit(wire: RedisClient, start: Start, lane: Priority) -> None:
+async def test_a_waiting_job_does_not_hold_back_chats_that_fit(shop: Workshop, lane: Priority) -> None:
     """It waits at the gate beside a long job; a chat is claimed, begins at once and ends before both."""
-    queue = Queue(wire)
-    running = await start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
-    long = await put_job(queue, "long", 250)
+    running = await shop.start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
+    long = await shop.put("long", 250)
     await until(lambda: _runs(running, 1))
-    large = await put_job(queue, "large", 200, priority=lane)
+    large = await shop.put("large", 200, priority=lane)
     await until(lambda: _holds(running, 2))
-    chat = await put_job(queue, "chat", 20, priority=Priority.INTERACTIVE)
-    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+    chat = await shop.put("chat", 20, priority=Priority.INTERACTIVE)
+    assert (await shop.ended(chat)).state is JobState.COMPLETED
     assert await _runs(running, 1) and await _holds(running, 2), "the others were not over"
     for job in (long, large):
-        assert (await ended(wire, job.id)).state is JobState.COMPLETED
+        assert (await shop.ended(job)).state is JobState.COMPLETED
 
 
 @pytest.mark.parametrize("way", ["cancel", "deadline"])
-async def test_a_job_that_waits_at_the_gate_ends_at_once(wire: RedisClient, start: Start, way: str) -> None:
+async def test_a_job_that_waits_at_the_gate_ends_at_once(shop: Workshop, way: str) -> None:
     """No choice of it runs whose end could end it, and the next job takes its turn."""
-    queue = Queue(wire)
-    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
-    await put_job(queue, "long", 250)
+    running = await shop.start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
+    await shop.put("long", 250)
     await until(lambda: _runs(running, 1))
-    waits = await put_job(queue, "waits", 200, deadline_ms=400 if way == "deadline" else None)
+    waits = await shop.put("waits", 200, deadline_ms=400 if way == "deadline" else None)
     if way == "cancel":
         await until(lambda: _holds(running, 2))
-        await queue.cancel(waits.id)
-    record = await ended(wire, waits.id)
+        await shop.queue.cancel(waits.id)
+    record = await shop.ended(waits)
     assert record.state is (JobState.CANCELLED if way == "cancel" else JobState.EXPIRED)
     assert await _runs(running, 1)
-    after = await put_job(queue, "after", 5)
-    assert (await ended(wire, after.id)).state is JobState.COMPLETED
+    after = await shop.put("after", 5)
+    assert (await shop.ended(after)).state is JobState.COMPLETED
     assert not running.worker._starter.waiting and not running.worker._starter._at_gate
 
 
-async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_as_it_needs(
-    wire: RedisClient, start: Start
-) -> None:
+async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_as_it_needs(shop: Workshop) -> None:
     """Seven lines of 50 tokens fill the cache, and beside 250 tokens of prompt that run for longer only one fits.
     The engine counts each prompt as it was estimated, so that it does not matter how many it has counted."""
-    queue = Queue(wire)
-    lines = [await put_job(queue, f"line no {number}", 50, priority=Priority.BATCH) for number in range(7)]
-    running = await start(msgspec.structs.replace(FULL, step_ms=40), WorkerSettings(drain_s=20))
+    lines = [await shop.put(f"line no {number}", 50, priority=Priority.BATCH) for number in range(7)]
+    running = await shop.start(msgspec.structs.replace(FULL, step_ms=40), WorkerSettings(drain_s=20))
     await until(lambda: _runs(running, 7))
-    chat = await put_job(queue, "chat" * 250, 60, priority=Priority.INTERACTIVE)
-    record = await ended(wire, chat.id)
-    assert (record.state, text_of(record)) == (JobState.COMPLETED, expected("chat" * 250, 60))
-    records = [await ended(wire, job.id) for job in lines]
+    chat = await shop.put("chat" * 250, 60, priority=Priority.INTERACTIVE)
+    await shop.completed(chat, "chat" * 250, 60)
+    records = [await shop.ended(job) for job in lines]
     assert [text_of(each) for each in records] == [expected(f"line no {number}", 50) for number in range(7)]
     preempted = [attempt for each in records for attempt in each.attempts if attempt.outcome == "preempted"]
     assert len(preempted) == 6
 
 
 @pytest.mark.parametrize("policy", ["MAX_UTILIZATION", "GUARANTEED_NO_EVICT"])
-async def test_what_can_never_fit_is_refused_at_once(wire: RedisClient, start: Start, policy: str) -> None:
+async def test_what_can_never_fit_is_refused_at_once(shop: Workshop, policy: str) -> None:
     """A prompt above the cache is the engine's to refuse, whatever runs; chats are still claimed."""
-    queue = Queue(wire)
-    running = await start(msgspec.structs.replace(FULL, step_ms=20, kv_policy=policy), WorkerSettings(drain_s=0))
-    await put_job(queue, "long", 300)
+    running = await shop.start(msgspec.structs.replace(FULL, step_ms=20, kv_policy=policy), WorkerSettings(drain_s=0))
+    await shop.put("long", 300)
     await until(lambda: _runs(running, 1))
-    await _is_refused(wire, await put_job(queue, "x" * 2400, 50))
-    chat = await put_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
-    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+    await _is_refused(shop.wire, await shop.put("x" * 2400, 50))
+    chat = await shop.put("chat", 5, priority=Priority.INTERACTIVE)
+    assert (await shop.ended(chat)).state is JobState.COMPLETED
     assert await _runs(running, 1), "the long job was over"
 
 
@@ -113,37 +102,33 @@ async def _is_refused(wire: RedisClient, job: Job) -> None:
 
 
 async def test_a_batch_job_gives_way_as_soon_as_it_has_run_for_long_enough(
-    wire: RedisClient, start: Start, monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was put back for a first chat. A second one waits at the gate until it may be preempted again, no longer."""
     monkeypatch.setattr(victims, "MIN_RUN_S", 1.0)
-    queue = Queue(wire)
-    running = await start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
-    line = await put_job(queue, "line", 250, priority=Priority.BATCH)
+    running = await shop.start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
+    line = await shop.put("line", 250, priority=Priority.BATCH)
     for _ in range(2):
         await until(lambda: _runs(running, 1))
-        chat = await put_job(queue, "chat" * 250, 120, priority=Priority.INTERACTIVE)
-        assert (await ended(wire, chat.id)).state is JobState.COMPLETED
-    record = await JobReader(wire).record(line.id)
+        chat = await shop.put("chat" * 250, 120, priority=Priority.INTERACTIVE)
+        assert (await shop.ended(chat)).state is JobState.COMPLETED
+    record = await shop.reader.record(line.id)
     assert not record.state.final, "the line was over"
     assert [each.outcome for each in record.attempts].count("preempted") == 2
 
 
-async def test_a_job_at_the_gate_is_overtaken_only_while_what_ran_before_it_runs(
-    wire: RedisClient, start: Start
-) -> None:
+async def test_a_job_at_the_gate_is_overtaken_only_while_what_ran_before_it_runs(shop: Workshop) -> None:
     """The first chat keeps it out for longer; the second, which would fit, begins behind it."""
-    queue = Queue(wire)
-    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=5))
-    short = await put_job(queue, "x" * 720, 40)
+    running = await shop.start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=5))
+    short = await shop.put("x" * 720, 40)
     await until(lambda: _runs(running, 1))
-    large = await put_job(queue, "x" * 600, 60)
+    large = await shop.put("x" * 600, 60)
     await until(lambda: _holds(running, 2))
-    first = await put_job(queue, "x" * 360, 200, priority=Priority.INTERACTIVE)
+    first = await shop.put("x" * 360, 200, priority=Priority.INTERACTIVE)
     await until(lambda: _runs(running, 2))
-    await ended(wire, short.id)
+    await shop.ended(short)
     assert await _runs(running, 1), "the large job did not wait for the chat"
-    second = await put_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
-    ends = [(await ended(wire, job.id)).terminal for job in (first, large, second)]
+    second = await shop.put("chat", 5, priority=Priority.INTERACTIVE)
+    ends = [(await shop.ended(job)).terminal for job in (first, large, second)]
     released = [end.generated.released for end in ends if end is not None and end.generated is not None]
     assert len(released) == 3 and released == sorted(released)

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sim_worker import FAST, Start, a_job, ended, expected, failure_of, put_job, text_of
+from sim_worker import FAST, Workshop, a_job, failure_of
 
 from penstock.engine import RETURNED, EngineTimes, ModelCard, Piece, Request, Step
 from streaming.jobs.codec import Frame
 from streaming.jobs.job import JobState
-from streaming.jobs.queue import Queue
-from streaming.redis.client import RedisClient
 from workers.engines.sim.engine import SimEngine
 
 HUGE = 10**30
@@ -50,38 +48,36 @@ class Spoiling(SimEngine):
 
 @pytest.mark.parametrize("kind", SPOILS)
 async def test_it_fails_its_own_job_and_the_others_go_on(
-    wire: RedisClient, start: Start, caplog: pytest.LogCaptureFixture, kind: str
+    shop: Workshop, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     """Those beside it, and those after it; the cause is in its record, and once in the log."""
-    queue, engine = Queue(wire), type("SpoilingOne", (Spoiling,), {"spoil": staticmethod(SPOILS[kind])})
-    running = await start(FAST, engine=engine)
-    bad = a_job(queue, "bad", 20, stream=True)
+    engine = type("SpoilingOne", (Spoiling,), {"spoil": staticmethod(SPOILS[kind])})
+    running = await shop.start(FAST, engine=engine)
+    bad = a_job(shop.queue, "bad", 20, stream=True)
     running.engine.bad.add(bad.id)
-    await queue.put(bad)
-    beside = await put_job(queue, "beside", 20, stream=True)
-    record = await ended(wire, bad.id)
+    await shop.queue.put(bad)
+    beside = await shop.put("beside", 20, stream=True)
+    record = await shop.ended(bad)
     assert (failure_of(record).code, failure_of(record).status) == ("engine_error", 500)
     assert "cannot be stored (" in failure_of(record).message
     assert [row.seq for row in record.terminal.rows] == list(range(1, record.terminal.seq + 1))
-    after = await put_job(queue, "after", 20, stream=True)
+    after = await shop.put("after", 20, stream=True)
     for job, text in ((beside, "beside"), (after, "after")):
-        other = await ended(wire, job.id)
-        assert other.state is JobState.COMPLETED and text_of(other) == expected(text, 20)
+        await shop.completed(job, text, 20)
     assert [each.message for each in caplog.records].count(failure_of(record).message) == 1
 
 
-async def test_counts_whose_sum_is_too_large_fail_the_job(wire: RedisClient, start: Start) -> None:
+async def test_counts_whose_sum_is_too_large_fail_the_job(shop: Workshop) -> None:
     """Each of them could be stored."""
-    queue = Queue(wire)
     spoil = {"spoil": staticmethod(lambda piece: replace(piece, n=2**40))}
-    running = await start(FAST, engine=type("SpoilingOne", (Spoiling,), spoil))
-    bad = a_job(queue, "bad", 9000)
+    running = await shop.start(FAST, engine=type("SpoilingOne", (Spoiling,), spoil))
+    bad = a_job(shop.queue, "bad", 9000)
     running.engine.bad.add(bad.id)
-    await queue.put(bad)
-    record = await ended(wire, bad.id)
+    await shop.queue.put(bad)
+    record = await shop.ended(bad)
     assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.usage.completion == 0
-    after = await put_job(queue, "after", 20)
-    assert (await ended(wire, after.id)).state is JobState.COMPLETED
+    after = await shop.put("after", 20)
+    assert (await shop.ended(after)).state is JobState.COMPLETED
 
 
 class Returning(SimEngine):
@@ -106,20 +102,20 @@ class ReturningOnce(Returning):
     always = False
 
 
-async def test_a_job_that_is_given_back_is_claimed_again(wire: RedisClient, start: Start) -> None:
+async def test_a_job_that_is_given_back_is_claimed_again(shop: Workshop) -> None:
     """And no attempt is lost."""
-    job = await put_job(Queue(wire))
-    await start(FAST, engine=ReturningOnce)
-    record = await ended(wire, job.id)
+    job = await shop.put()
+    await shop.start(FAST, engine=ReturningOnce)
+    record = await shop.ended(job)
     assert record.state is JobState.COMPLETED
     assert [each.outcome for each in record.attempts] == ["returned", "completed"]
 
 
-async def test_a_job_that_is_always_given_back_fails(wire: RedisClient, start: Start) -> None:
+async def test_a_job_that_is_always_given_back_fails(shop: Workshop) -> None:
     """It may be what brings the engine's servers down."""
-    job = await put_job(Queue(wire))
-    await start(FAST, engine=Returning)
-    record = await ended(wire, job.id)
+    job = await shop.put()
+    await shop.start(FAST, engine=Returning)
+    record = await shop.ended(job)
     assert (failure_of(record).code, failure_of(record).status) == ("upstream_error", 502)
     assert [each.outcome for each in record.attempts][-2:] == ["returned", "failed"]
 
@@ -140,11 +136,11 @@ class ReturningLate(SimEngine):
 
 
 async def test_a_long_job_that_is_given_back_keeps_what_it_has_generated(
-    wire: RedisClient, start: Start, monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its worker goes on, and trims its log: the tokens go with the job, however many there are."""
     monkeypatch.setattr("workers.preemption.MAX_PARKED_DELTAS", 10)
-    running, frames = await start(FAST, engine=ReturningLate), list[int]()
+    running, frames = await shop.start(FAST, engine=ReturningLate), list[int]()
     release = running.worker.lease.release
 
     async def noted(job_id: str, number: int, parked: Sequence[Frame] = (), **options: Any) -> None:
@@ -152,7 +148,6 @@ async def test_a_long_job_that_is_given_back_keeps_what_it_has_generated(
         await release(job_id, number, parked, **options)
 
     monkeypatch.setattr(running.worker.lease, "release", noted)
-    job = await put_job(Queue(wire), "long", 400)
-    record = await ended(wire, job.id)
-    assert record.state is JobState.COMPLETED and text_of(record) == expected("long", 400)
+    job = await shop.put("long", 400)
+    record = await shop.completed(job, "long", 400)
     assert [each.outcome for each in record.attempts] == ["returned", "completed"] and frames == [1]

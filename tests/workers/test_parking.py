@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 from flow import SILENT, a_lease, append, claim_one, delta, deltas_of
 from msgspec.structs import replace
-from sim_worker import FAST, Start, a_job, ended, expected, put_job, text_of, until
+from sim_worker import FAST, Workshop, a_job, ended, expected, put_job, text_of, until
 
 from penstock.engine import Sampling
 from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, Opening, Run, Section, encode_delta, packed
@@ -161,34 +161,34 @@ async def test_a_job_that_is_cancelled_keeps_its_parked_tokens(wire: RedisClient
 @pytest.mark.slow
 @pytest.mark.parametrize(("choices", "tokens"), [(1, 2500), (3, 400)])
 async def test_a_drained_workers_job_goes_on_without_its_log(
-    wire: RedisClient, start: Start, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, choices: int, tokens: int
+    shop: Workshop, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, choices: int, tokens: int
 ) -> None:
     """Twice put back, by two workers whose logs are lost: the text is that of an undisturbed run, and in the end
     nothing is left of the parked log."""
-    queue, reader, put_back = Queue(wire), JobReader(wire), list[str]()
+    put_back = list[str]()
     monkeypatch.setattr(recorder, "released", put_back.append)
-    job = await put_job(queue, "long", sampling=Sampling(max_tokens=tokens, n=choices))
+    job = await shop.put("long", sampling=Sampling(max_tokens=tokens, n=choices))
     for turn in range(1, 3):
-        leaving = await start(FAST, WorkerSettings(drain_s=0.01))
+        leaving = await shop.start(FAST, WorkerSettings(drain_s=0.01))
 
         async def has_more(share: int = turn) -> bool:
-            rows = (await reader.history(job.id, (await reader.record(job.id)).runs)).rows
+            rows = (await shop.reader.history(job.id, (await shop.reader.record(job.id)).runs)).rows
             return len(rows) >= share * tokens * choices // 4
 
         await until(has_more)
         leaving.stop.set()
         await asyncio.wait_for(leaving.task, 20)
-        assert await wire.redis.delete(partition_key(0, "log", leaving.worker.lease.id))
-        assert not await wire.redis.exists(partition_key(0, "heirs", leaving.worker.lease.id))
-    await start()
-    record = await ended(wire, job.id)
+        assert await shop.wire.redis.delete(partition_key(0, "log", leaving.worker.lease.id))
+        assert not await shop.wire.redis.exists(partition_key(0, "heirs", leaving.worker.lease.id))
+    await shop.start()
+    record = await shop.ended(job)
     assert record.state is JobState.COMPLETED and record.attempt == 3 and put_back == [job.id] * 2
-    one = await undisturbed(wire, job)
+    one = await undisturbed(shop.wire, job)
     assert [text_of(record, index) for index in range(choices)] == [text_of(one, index) for index in range(choices)]
     if choices == 1:
         assert text_of(record) == expected("long", tokens)
     assert record.terminal is not None and len(record.terminal.sections) == 3
-    assert 0 < await wire.redis.ttl(partition_key(0, "parked", job.id)) <= 60
+    assert 0 < await shop.wire.redis.ttl(partition_key(0, "parked", job.id)) <= 60
 
 
 async def undisturbed(wire: RedisClient, job: Job) -> JobRecord:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from many_choices import job_of, nothing_left, put_many
-from sim_worker import Running, Start, a_job, put_job, until
+from sim_worker import Running, Start, Workshop, put_job, until
 
 from penstock.engine import Piece, Request, Sampling, Stats
 from streaming.jobs.codec import Terminal
@@ -185,21 +185,20 @@ async def test_a_worker_does_not_hold_any_number_of_them(bench: Bench) -> None:
     assert [bench.engine.given.count(job.id) for job in jobs] == [6] * len(jobs)
 
 
-async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: RedisClient, start: Start) -> None:
+async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(shop: Workshop) -> None:
     """Its jobs and choices wait, and a job of another tenant begins before any text has ended."""
-    queue = Queue(wire)
     settings = WorkerSettings(poll_ms=NEVER_MS, drain_s=0, tenant_slots=1)
-    running = await start(SLOTS, settings, engine=Manual)
+    running = await shop.start(SLOTS, settings, engine=Manual)
     engine = running.engine
-    small = await put_job(queue, tenant="light")
+    small = await shop.put(tenant="light")
     await until(lambda: len(engine.live) == 1)
     for _ in range(2):
-        await put_many(queue, 8, 4, tenant="flood")
+        await put_many(shop.queue, 8, 4, tenant="flood")
     await until(lambda: len(engine.live) == 4)
-    await queue.put(a_job(queue, tenant="flood"))  # only now: one claim may bring several jobs of a tenant at its share
+    await shop.put(tenant="flood")  # only now: one claim may bring several jobs of a tenant at its share
     engine.end(small)
     await until(lambda: not running.worker._claimer._claims and len(engine.live) == 3)
-    later = await put_job(queue, tenant="light")
+    later = await shop.put(tenant="light")
     await until(lambda: later.id in engine.given)
     assert len(engine.live) == 4 and [job_of(each) for each in engine.live].count(later.id) == 1
     await until(lambda: _is_over(running))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from msgspec.structs import replace
-from sim_worker import LONG, DeafEngine, Running, Start, a_job, ended, expected, has_deltas, put_job, text_of, until
+from sim_worker import LONG, DeafEngine, Running, Workshop, a_job, expected, put_job, text_of, until
 
 from penstock.engine import Sampling, Task, TaskKind
 from streaming.errors import NoCapacity, Unavailable
@@ -24,15 +25,12 @@ from workers.settings import WorkerSettings
 pytestmark = pytest.mark.slow
 
 
-async def running_batch(
-    wire: RedisClient, start: Start, jobs: int, tokens: int = 600, drain_s: float = 20
-) -> tuple[Running, list[Job]]:
+async def running_batch(shop: Workshop, jobs: int, tokens: int = 600, drain_s: float = 20) -> tuple[Running, list[Job]]:
     """A worker that runs so many batch jobs, each with a few tokens."""
-    queue = Queue(wire)
-    held = [await put_job(queue, f"line {number}", tokens, priority=Priority.BATCH) for number in range(jobs)]
-    running = await start(LONG, WorkerSettings(drain_s=drain_s))
+    held = [await shop.put(f"line {number}", tokens, priority=Priority.BATCH) for number in range(jobs)]
+    running = await shop.start(LONG, WorkerSettings(drain_s=drain_s))
     for job in held:
-        await until(lambda: has_deltas(wire, job.id, 3))  # noqa: B023
+        await until(lambda: shop.has_deltas(job, 3))  # noqa: B023
     return running, held
 
 
@@ -41,10 +39,10 @@ async def states(wire: RedisClient, jobs: Sequence[Job]) -> list[JobState]:
 
 
 async def test_while_the_store_is_away_the_job_stays_this_workers(
-    wire: RedisClient, start: Start, monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its log keeps the tokens, heartbeats do not take it for a claim without an answer, and it is put back once."""
-    running, (job,) = await running_batch(wire, start, 1, 300)
+    running, (job,) = await running_batch(shop, 1, 300)
     lease, calls, back = running.worker.lease, 0, asyncio.Event()
     release = lease.release
 
@@ -56,61 +54,50 @@ async def test_while_the_store_is_away_the_job_stays_this_workers(
         await release(*args, **options)
 
     monkeypatch.setattr(lease, "release", away)
-    reader = JobReader(wire)
-    before = len((await reader.history(job.id, (await reader.record(job.id)).runs)).rows)
+    before = len((await shop.reader.history(job.id, (await shop.reader.record(job.id)).runs)).rows)
     running.worker._preemption.free(1)
-    beats, beat = 0, lease.beat
-
-    async def counted(partition: int) -> Any:
-        nonlocal beats
-        found = await beat(partition)
-        beats += 1
-        return found
-
-    monkeypatch.setattr(lease, "beat", counted)
-    await until(lambda: beats >= 4 and calls >= 3)
-    record = await reader.record(job.id)
+    monkeypatch.setattr(lease, "beat", beats := AsyncMock(wraps=lease.beat))
+    await until(lambda: beats.await_count > 4 and calls >= 3)
+    record = await shop.reader.record(job.id)
     assert record.state is JobState.RUNNING and record.attempt == 1
-    assert len((await reader.history(job.id, record.runs)).rows) >= before
+    assert len((await shop.reader.history(job.id, record.runs)).rows) >= before
     back.set()
-    record = await ended(wire, job.id)
+    record = await shop.ended(job)
     assert [each.outcome for each in record.attempts] == ["preempted", "completed"]
     assert text_of(record) == expected("line 0", 300)
 
 
-async def test_a_cancel_meets_a_preemption(wire: RedisClient, start: Start) -> None:
+async def test_a_cancel_meets_a_preemption(shop: Workshop) -> None:
     """One end, with the tokens of the run, whether the cancel comes just before or just behind."""
-    running, jobs = await running_batch(wire, start, 2)
-    queue = Queue(wire)
-    await asyncio.gather(*(queue.cancel(job.id) for job in jobs[:1]))
+    running, jobs = await running_batch(shop, 2)
+    await asyncio.gather(*(shop.queue.cancel(job.id) for job in jobs[:1]))
     running.worker._preemption.free(2)
-    await queue.cancel(jobs[1].id)
+    await shop.queue.cancel(jobs[1].id)
     for job in jobs:
-        record = await ended(wire, job.id)
+        record = await shop.ended(job)
         assert record.state is JobState.CANCELLED and record.terminal is not None and record.terminal.rows
 
 
-async def test_a_drain_waits_for_what_is_being_put_back(wire: RedisClient, start: Start) -> None:
+async def test_a_drain_waits_for_what_is_being_put_back(shop: Workshop) -> None:
     """The youngest gives way first."""
-    running, jobs = await running_batch(wire, start, 3)
+    running, jobs = await running_batch(shop, 3)
     youngest = max(running.worker._attempts.values(), key=lambda each: each.stamps.released).job.id
     running.worker._preemption.free(1)
     assert youngest not in running.worker._attempts and running.worker.running == 2
     running.worker._preemption.free(2)
     running.stop.set()
     await asyncio.wait_for(running.task, 30)
-    await start(LONG, WorkerSettings(drain_s=20))
+    await shop.start(LONG, WorkerSettings(drain_s=20))
     for number, job in enumerate(jobs):
-        record = await ended(wire, job.id)
-        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"line {number}", 600)
+        record = await shop.completed(job, f"line {number}", 600)
         assert "lost" not in [each.outcome for each in record.attempts]
 
 
 async def test_a_drain_hands_its_jobs_back_once_the_store_answers(
-    wire: RedisClient, start: Start, monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interruption does not leave them with a worker that has nothing to do but to end."""
-    running, (job,) = await running_batch(wire, start, 1, drain_s=0)
+    running, (job,) = await running_batch(shop, 1, drain_s=0)
     release, failures = running.worker.lease.release, iter([Unavailable("away")])
 
     async def away_at_first(*args: Any, **options: Any) -> None:
@@ -121,17 +108,17 @@ async def test_a_drain_hands_its_jobs_back_once_the_store_answers(
     monkeypatch.setattr(running.worker.lease, "release", away_at_first)
     running.stop.set()
     await asyncio.wait_for(running.task, 30)
-    await start(LONG, WorkerSettings(drain_s=20))
-    record = await ended(wire, job.id)
+    await shop.start(LONG, WorkerSettings(drain_s=20))
+    record = await shop.ended(job)
     assert [each.outcome for each in record.attempts] == ["handed_back", "completed"]
     assert text_of(record) == expected("line 0", 600)
 
 
-async def test_what_cannot_be_continued_exactly_keeps_its_place(wire: RedisClient, start: Start) -> None:
+async def test_what_cannot_be_continued_exactly_keeps_its_place(shop: Workshop) -> None:
     """JSON of an engine that cannot restore a grammar's state."""
     sampling = Sampling(max_tokens=400, json_schema={})
-    job = await put_job(Queue(wire), "json", priority=Priority.BATCH, sampling=sampling)
-    running = await start(LONG, engine=DeafEngine)
+    job = await shop.put("json", priority=Priority.BATCH, sampling=sampling)
+    running = await shop.start(LONG, engine=DeafEngine)
     await until(lambda: running.engine.stats().running == 1)
     assert running.worker._preemption.places() == 0
     running.worker._preemption.free(1)
@@ -145,80 +132,68 @@ FULL = WorkerSettings(drain_s=20, reserved_slots=0, poll_ms=20_000)
 
 
 async def full_of_batch(
-    wire: RedisClient, start: Start, settings: WorkerSettings = FULL, tokens: int = 2_000
+    shop: Workshop, settings: WorkerSettings = FULL, tokens: int = 2_000
 ) -> tuple[Running, list[Job]]:
     """A worker with more batch jobs than slots."""
-    queue = Queue(wire)
-    jobs = [await put_job(queue, f"line {number}", tokens, priority=Priority.BATCH) for number in range(12)]
-    running = await start(LONG, settings)
+    jobs = [await shop.put(f"line {number}", tokens, priority=Priority.BATCH) for number in range(12)]
+    running = await shop.start(LONG, settings)
     await until(lambda: running.engine.stats().running == LONG.slots and running.worker._starter.claimer_found_no_room)
     return running, jobs
 
 
-async def test_a_chat_takes_the_place_of_a_batch_job(wire: RedisClient, start: Start) -> None:
+async def test_a_chat_takes_the_place_of_a_batch_job(shop: Workshop) -> None:
     """Of the youngest, which had waited in the engine, and of the next one: every slot is taken. No batch job has ended
     when the chat has, and all end with the text of an undisturbed run."""
-    running, jobs = await full_of_batch(wire, start, tokens=800)
-    queue = Queue(wire)
-    chat = await put_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
-    record = await ended(wire, chat.id)
-    assert record.state is JobState.COMPLETED and text_of(record) == expected("chat", 5)
-    assert not any(state.final for state in await states(wire, jobs))
+    running, jobs = await full_of_batch(shop, tokens=800)
+    chat = await shop.put("chat", 5, priority=Priority.INTERACTIVE)
+    record = await shop.completed(chat, "chat", 5)
+    assert not any(state.final for state in await states(shop.wire, jobs))
     assert running.worker.running <= LONG.slots + FULL.prefetch
     preempted = 0
     for number, job in enumerate(jobs):
-        record = await ended(wire, job.id)
-        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"line {number}", 800)
+        record = await shop.completed(job, f"line {number}", 800)
         preempted += sum(each.outcome == "preempted" for each in record.attempts)
-        assert await wire.redis.hget(partition_key(0, "job", job.id), "losses") is None
+        assert await shop.wire.redis.hget(partition_key(0, "job", job.id), "losses") is None
     assert 1 <= preempted <= 2
 
 
 @pytest.mark.parametrize("kind", ["tokenize", "embed"])
-async def test_only_a_task_that_computes_takes_a_place(wire: RedisClient, start: Start, kind: TaskKind) -> None:
+async def test_only_a_task_that_computes_takes_a_place(shop: Workshop, kind: TaskKind) -> None:
     """Token ids come at once beside a full engine, and nobody gives way; vectors need a place like a chat."""
-    running, jobs = await full_of_batch(wire, start)
-    queue = Queue(wire)
+    running, jobs = await full_of_batch(shop)
     prompt = Text(("Name a river.",)) if kind == "tokenize" else Inputs((("Name a river.",),))
-    job = await put_job(queue, max_tokens=1, priority=Priority.INTERACTIVE, prompt=prompt, task=Task(kind=kind))
-    record = await ended(wire, job.id)
+    job = await shop.put(max_tokens=1, priority=Priority.INTERACTIVE, prompt=prompt, task=Task(kind=kind))
+    record = await shop.ended(job)
     assert record.state is JobState.COMPLETED and record.terminal is not None
     assert record.terminal.usage.completion == 0 and record.terminal.rows[0].text
-    assert not any(state.final for state in await states(wire, jobs))
-    found = [await JobReader(wire).record(each.id) for each in jobs]
+    assert not any(state.final for state in await states(shop.wire, jobs))
+    found = [await shop.reader.record(each.id) for each in jobs]
     preempted = sum(each.outcome == "preempted" for record in found for each in record.attempts)
     assert (preempted > 0) == (kind == "embed")
     assert not running.task.done()
 
 
-async def test_a_job_of_lane_standard_preempts_nothing(wire: RedisClient, start: Start) -> None:
+async def test_a_job_of_lane_standard_preempts_nothing(shop: Workshop) -> None:
     """It waits for a batch job to end, and a full worker claims none."""
-    running, jobs = await full_of_batch(wire, start, WorkerSettings(drain_s=0.1, reserved_slots=0, poll_ms=10))
-    job = await put_job(Queue(wire), "standard", 5)
-    claims, claim = 0, running.worker.lease.claim
-
-    async def counted(*args: Any, **options: Any) -> Any:
-        nonlocal claims
-        claims += 1
-        return await claim(*args, **options)
-
-    running.worker.lease.claim = counted  # type: ignore[method-assign]
-    await until(lambda: claims >= 5)
-    record = await JobReader(wire).record(job.id)
+    running, jobs = await full_of_batch(shop, WorkerSettings(drain_s=0.1, reserved_slots=0, poll_ms=10))
+    job = await shop.put("standard", 5)
+    claims = AsyncMock(wraps=running.worker.lease.claim)
+    running.worker.lease.claim = claims  # type: ignore[method-assign]
+    await until(lambda: claims.await_count >= 5)
+    record = await shop.reader.record(job.id)
     assert record.state is JobState.QUEUED and not running.worker._preemption.tasks
     for job in jobs:
-        assert not any(each.outcome == "preempted" for each in (await JobReader(wire).record(job.id)).attempts)
+        assert not any(each.outcome == "preempted" for each in (await shop.reader.record(job.id)).attempts)
 
 
-async def test_who_must_not_wait_is_let_in_where_a_batch_job_yields(wire: RedisClient, start: Start) -> None:
+async def test_who_must_not_wait_is_let_in_where_a_batch_job_yields(shop: Workshop) -> None:
     """A chat that must begin at once is accepted; a job of lane standard is refused."""
-    await full_of_batch(wire, start)
-    queue = Queue(wire)
+    await full_of_batch(shop)
     with pytest.raises(NoCapacity):
-        await queue.put(a_job(queue, "standard", 5), must_run=True)
-    chat = a_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
-    await queue.put(chat, must_run=True)
-    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+        await shop.queue.put(a_job(shop.queue, "standard", 5), must_run=True)
+    chat = a_job(shop.queue, "chat", 5, priority=Priority.INTERACTIVE)
+    await shop.queue.put(chat, must_run=True)
+    assert (await shop.ended(chat)).state is JobState.COMPLETED
 
 
 async def test_a_claim_beyond_the_free_places_brings_the_highest_lane_alone(wire: RedisClient) -> None:
@@ -242,18 +217,18 @@ async def test_a_claim_beyond_the_free_places_brings_the_highest_lane_alone(wire
 
 
 @pytest.mark.parametrize("lane", [Priority.INTERACTIVE, Priority.STANDARD])
-async def test_a_worker_whose_slots_are_taken_is_not_idle(wire: RedisClient, start: Start, lane: Priority) -> None:
+async def test_a_worker_whose_slots_are_taken_is_not_idle(shop: Workshop, lane: Priority) -> None:
     """Though it would prefetch a job: one that must begin at once is refused; another one wakes it all the same."""
-    queue, settings = Queue(wire), WorkerSettings(drain_s=0, poll_ms=60_000)
-    running = await start(replace(LONG, slots=1), settings)
-    await put_job(queue, "long", 2_000)
+    settings = WorkerSettings(drain_s=0, poll_ms=60_000)
+    running = await shop.start(replace(LONG, slots=1), settings)
+    await shop.put("long", 2_000)
 
     async def is_full() -> bool:
-        marked = await wire.redis.exists(partition_key(0, "prefetching", "m"))
+        marked = await shop.wire.redis.exists(partition_key(0, "prefetching", "m"))
         return running.engine.stats().running == 1 and bool(marked)
 
     await until(is_full)
     with pytest.raises(NoCapacity):
-        await queue.put(a_job(queue, "now", 5, priority=lane), must_run=True)
-    await put_job(queue, "later", 5, priority=lane)
+        await shop.queue.put(a_job(shop.queue, "now", 5, priority=lane), must_run=True)
+    await shop.put("later", 5, priority=lane)
     await until(lambda: running.worker.running == 2)

@@ -6,16 +6,14 @@ import asyncio
 from typing import Any
 
 from msgspec.structs import replace
-from sim_worker import FAST, Start, a_claim, a_job, ended, text_of, until
+from sim_worker import FAST, Workshop, a_claim, a_job, text_of, until
 
 from penstock.engine import Sampling
 from streaming.jobs.codec import Delta, Run, Section
 from streaming.jobs.history import History
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
-from streaming.jobs.reader import JobReader
 from streaming.order import Priority
-from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
 from workers.engines.sim.answers import token_text
 
@@ -30,23 +28,21 @@ def generated(prompt: str, tokens: int) -> str:
     return "".join([token_text(prompt, index) for index in range(tokens)])
 
 
-async def test_the_next_worker_shows_it_no_second_time(wire: RedisClient, start: Start) -> None:
+async def test_the_next_worker_shows_it_no_second_time(shop: Workshop) -> None:
     """Each text begins with its prompt. The engine goes on after what it generated, and not after the prompt."""
-    queue = Queue(wire)
-    first = await start(replace(FAST, step_ms=20))
-    job = echoed(queue, "once upon ", "a time ", n=2, tokens=60)
-    await queue.put(job)
-    reader = JobReader(wire)
+    first = await shop.start(replace(FAST, step_ms=20))
+    job = echoed(shop.queue, "once upon ", "a time ", n=2, tokens=60)
+    await shop.queue.put(job)
 
     async def some() -> bool:
-        record = await reader.record(job.id)
-        return bool(record is not None and record.runs and sum((await reader.history(job.id, record.runs)).tokens) > 20)
+        record = await shop.reader.record(job.id)
+        return sum((await shop.reader.history(job.id, record.runs)).tokens) > 20
 
     await until(some)
     first.task.cancel()
     await asyncio.gather(first.task, return_exceptions=True)
-    await start()
-    record = await ended(wire, job.id)
+    await shop.start()
+    record = await shop.ended(job)
     assert [each.outcome for each in record.attempts] == ["lost", "completed"]
     for index, prompt in enumerate(("once upon ", "once upon ", "a time ", "a time ")):
         assert text_of(record, index) == prompt + generated(prompt, 60)

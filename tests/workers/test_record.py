@@ -146,8 +146,7 @@ def end(traces: Recorder, attempt: Attempt) -> None:
 
 
 def sampled(tracing: Tracing) -> Job:
-    changed: Job = replace(REPLAY, trace=tracing.enter("chat").carrier())
-    return changed
+    return replace(REPLAY, trace=tracing.enter("chat").carrier())
 
 
 def test_a_claim_that_waited_for_its_worker_ends_the_wait_when_it_was_made(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sim_worker import Start, ended, put_job, until
+from sim_worker import Workshop, until
 
 from streaming.jobs.job import JobState
-from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient
 from telemetry.records.schema import Record, RequestRecord
 from workers.record import Recorder
 
@@ -37,13 +35,12 @@ def kept(recorder: Recorder) -> Kept:
     return sink
 
 
-async def test_a_record_comes_after_the_end(wire: RedisClient, start: Start, kept: Kept) -> None:
-    await start()
-    job = await put_job(Queue(wire), "hello", 10)
-    record = await ended(wire, job.id)
+async def test_a_record_comes_after_the_end(shop: Workshop, kept: Kept) -> None:
+    await shop.start()
+    job = await shop.put("hello", 10)
+    record = await shop.ended(job)
     await until(lambda: bool(kept.records))
     (found,) = kept.records
-    assert isinstance(found, RequestRecord)
     assert (found.id, found.state, found.completion_tokens, found.by) == (job.id, "completed", 10, "worker-1")
     stamps = record.stamps
     assert (found.accepted_us, found.claimed_us) == (stamps.accepted, stamps.claimed)
@@ -52,17 +49,17 @@ async def test_a_record_comes_after_the_end(wire: RedisClient, start: Start, kep
     assert abs(found.ended_us - stamps.ended) < 1_000_000
 
 
-async def test_an_end_that_the_store_refuses_is_not_recorded(wire: RedisClient, start: Start, kept: Kept) -> None:
+async def test_an_end_that_the_store_refuses_is_not_recorded(shop: Workshop, kept: Kept) -> None:
     """A script has failed the job, because its record was damaged while it ran: the sweep writes its record."""
-    await start()
-    job = await put_job(Queue(wire), "hello", 200)
+    await shop.start()
+    job = await shop.put("hello", 200)
     key = partition_key(0, "job", job.id)
-    while await wire.redis.hget(key, "state") != b"in_progress":
+    while await shop.wire.redis.hget(key, "state") != b"in_progress":
         await asyncio.sleep(0.001)
-    await wire.redis.hset(key, "created", "damaged")
-    record = await ended(wire, job.id)
+    await shop.wire.redis.hset(key, "created", "damaged")
+    record = await shop.ended(job)
     assert record.state is JobState.FAILED
-    other = await put_job(Queue(wire), "hello", 5)
+    other = await shop.put("hello", 5)
     await until(lambda: {job.id, other.id} <= {each.id for each in kept.records if isinstance(each, RequestRecord)})
     found = [each for each in kept.records if isinstance(each, RequestRecord) and each.id == job.id]
     assert [(each.state, each.code) for each in found] == [("failed", "malformed_job")]

@@ -102,7 +102,6 @@ async def test_a_worker_that_cannot_take_a_step_ends(wire: RedisClient, monkeypa
     """It logs no token behind those that it has lost: others continue its jobs."""
     engine, said = Deferring("m", FAST), list[tuple[str, str]]()
     process, working = await at_work(wire, engine, said, monkeypatch)
-    assert process._worker is not None
     monkeypatch.setattr(process._worker._starter, "end", {}.popitem)
     _, job = [await put_job(Queue(wire), text, tokens) for text, tokens in (("short", 50), ("long", 4000))]
     assert await asyncio.wait_for(working, 20) == EXIT_LOST

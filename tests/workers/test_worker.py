@@ -14,13 +14,11 @@ from flow import deltas_of
 from sim_worker import (
     FAST,
     LONG,
-    Start,
+    Workshop,
     a_claim,
     a_job,
-    ended,
     expected,
     failure_of,
-    has_deltas,
     lose_lease,
     put_job,
     text_of,
@@ -49,52 +47,48 @@ from workers.worker import Worker
 pytestmark = pytest.mark.slow
 
 
-async def test_many_jobs_run_together_and_each_text_is_exact(wire: RedisClient, start: Start) -> None:
+async def test_many_jobs_run_together_and_each_text_is_exact(shop: Workshop) -> None:
     """More jobs than slots: all complete, byte for byte, and every delta is numbered without a gap."""
-    queue = Queue(wire)
-    await start()
-    jobs = [a_job(queue, f"job {number}", 20) for number in range(20)]
-    await asyncio.gather(*(queue.put(job) for job in jobs))
+    await shop.start()
+    jobs = [a_job(shop.queue, f"job {number}", 20) for number in range(20)]
+    await asyncio.gather(*(shop.queue.put(job) for job in jobs))
     for number, job in enumerate(jobs):
-        record = await ended(wire, job.id)
-        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"job {number}", 20)
+        record = await shop.completed(job, f"job {number}", 20)
         assert record.terminal is not None and [row.seq for row in record.terminal.rows] == list(range(1, 21))
         assert record.terminal.usage.completion == 20 and record.terminal.finishes == ("length",)
         assert record.created_ms <= record.started_ms <= record.first_ms <= record.done_ms
 
 
-async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: RedisClient, start: Start) -> None:
+async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(shop: Workshop) -> None:
     """The engine forgets the request; what was generated before stays readable."""
-    queue = Queue(wire)
-    running = await start(SimSettings(step_ms=5, prefill_ms=1, slots=2))
-    cancelled, late = [await put_job(queue, max_tokens=4000, deadline_ms=due_ms) for due_ms in (None, 1500)]
+    running = await shop.start(SimSettings(step_ms=5, prefill_ms=1, slots=2))
+    cancelled, late = [await shop.put(max_tokens=4000, deadline_ms=due_ms) for due_ms in (None, 1500)]
     await until(lambda: running.engine.stats().running == 2)
-    await queue.cancel(cancelled.id)
-    assert (await ended(wire, cancelled.id)).state is JobState.CANCELLED
-    assert (await ended(wire, late.id)).state is JobState.EXPIRED
+    await shop.queue.cancel(cancelled.id)
+    assert (await shop.ended(cancelled)).state is JobState.CANCELLED
+    assert (await shop.ended(late)).state is JobState.EXPIRED
     await until(lambda: running.engine.stats().running == 0 and running.worker.running == 0)
 
 
-async def test_a_cancel_waits_for_no_heartbeat(wire: RedisClient, start: Start) -> None:
+async def test_a_cancel_waits_for_no_heartbeat(shop: Workshop) -> None:
     """The worker is told of it; that heartbeats say it too is for words that were lost."""
-    queue = Queue(wire)
-    running = await start(LONG)
+    running = await shop.start(LONG)
     beat = running.worker.lease.beat
 
     async def silent(partition: int) -> dict[str, HeldJob]:
         return {job_id: HeldJob(held.number, cancelled=False) for job_id, held in (await beat(partition)).items()}
 
     running.worker.lease.beat = silent  # type: ignore[method-assign]
-    job = await put_job(queue, max_tokens=8000)
+    job = await shop.put(max_tokens=8000)
     await until(lambda: running.engine.stats().running == 1)
-    await queue.cancel(job.id)
-    assert (await ended(wire, job.id)).state is JobState.CANCELLED
+    await shop.queue.cancel(job.id)
+    assert (await shop.ended(job)).state is JobState.CANCELLED
 
 
-async def test_a_job_cancelled_before_its_claim_is_answered_is_not_computed(wire: RedisClient, start: Start) -> None:
+async def test_a_job_cancelled_before_its_claim_is_answered_is_not_computed(shop: Workshop) -> None:
     """The worker hears of the cancel when it does not know the job yet."""
-    queue, running = Queue(wire), await start()
-    lease, job = running.worker.lease, a_job(queue)
+    running = await shop.start()
+    lease, job = running.worker.lease, a_job(shop.queue)
     claim = lease.claim
 
     async def is_heard() -> bool:
@@ -103,21 +97,21 @@ async def test_a_job_cancelled_before_its_claim_is_answered_is_not_computed(wire
     async def claimed(partition: int, want: int, **options: Any) -> Claimed:
         answer = await claim(partition, want, **options)
         if answer.jobs:
-            await queue.cancel(job.id)
+            await shop.queue.cancel(job.id)
             await until(is_heard)
         return answer
 
     lease.claim = claimed  # type: ignore[method-assign]
-    await queue.put(job)
-    assert (await ended(wire, job.id)).state is JobState.CANCELLED
+    await shop.queue.put(job)
+    assert (await shop.ended(job)).state is JobState.CANCELLED
     assert running.engine.stats().steps == 0 and not running.task.done()
 
 
-async def test_a_deadline_is_as_far_off_as_the_store_says(wire: RedisClient, start: Start) -> None:
+async def test_a_deadline_is_as_far_off_as_the_store_says(shop: Workshop) -> None:
     """By the store's clock, which may show any time; one that had passed before the claim ends the job at once."""
-    running, loop = await start(LONG), asyncio.get_running_loop()
+    running, loop = await shop.start(LONG), asyncio.get_running_loop()
     for due_ms, in_s in ((10_001_000, 10_000.0), (0, 0.0)):
-        job = a_job(Queue(wire), max_tokens=4000)
+        job = a_job(shop.queue, max_tokens=4000)
         claim = a_claim(job, created_ms=500, claimed_ms=1_000, deadline_ms=due_ms)
         before = loop.time()
         running.worker.begin(claim, NOTHING)
@@ -125,32 +119,30 @@ async def test_a_deadline_is_as_far_off_as_the_store_says(wire: RedisClient, sta
         assert deadline is not None and before + in_s <= deadline.when() <= loop.time() + in_s
 
 
-async def test_an_unreadable_body_fails_its_job_alone(wire: RedisClient, start: Start, recorder: Recorder) -> None:
+async def test_an_unreadable_body_fails_its_job_alone(shop: Workshop, recorder: Recorder) -> None:
     """Garbage in the record becomes a failed job, which is counted; the worker lives on."""
-    queue = Queue(wire)
-    broken = await put_job(queue)
-    await wire.redis.hset(partition_key(0, "job", broken.id), "body", b"\xc1garbage")
-    fine = await put_job(queue)
-    await start()
-    assert (await ended(wire, fine.id)).state is JobState.COMPLETED
-    record = await ended(wire, broken.id)
+    broken = await shop.put()
+    await shop.wire.redis.hset(partition_key(0, "job", broken.id), "body", b"\xc1garbage")
+    fine = await shop.put()
+    await shop.start()
+    assert (await shop.ended(fine)).state is JobState.COMPLETED
+    record = await shop.ended(broken)
     assert record.state is JobState.FAILED and record.job.tenant == "t"
-    (letter,) = await DeadLetters(wire).recent(10)
+    (letter,) = await DeadLetters(shop.wire).recent(10)
     assert letter.job == broken.id and "unreadable" in letter.reason
     assert b'penstock_job_failures_total{code="malformed_job"} 1.0' in recorder.metrics.expose()
 
 
-async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: RedisClient, start: Start) -> None:
-    """Until a job is put back, the log has all that a reader, or another worker after a loss, has to read."""
-    queue, reader = Queue(wire), JobReader(wire)
-    job = await put_job(queue, "handed", 4000)
-    leaving = await start(FAST, WorkerSettings(drain_s=0.2))
+async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(shop: Workshop) -> None:
+    """Until a job is put back, the log has all that a shop.reader, or another worker after a loss, has to read."""
+    job = await shop.put("handed", 4000)
+    leaving = await shop.start(FAST, WorkerSettings(drain_s=0.2))
     lease, gate = leaving.worker.lease, asyncio.Event()
-    await until(lambda: has_deltas(wire, job.id, 200))
+    await until(lambda: shop.has_deltas(job, 200))
     write, release, seqs = lease.calls, lease.release, list[int]()
 
     async def looked_at(*args: Any, **options: Any) -> None:
-        seqs.extend([row.seq for row in await deltas_of(reader, await reader.record(job.id))])
+        seqs.extend([row.seq for row in await deltas_of(shop.reader, await shop.reader.record(job.id))])
         await release(*args, **options)
 
     async def held_up(calls: object) -> None:
@@ -164,9 +156,9 @@ async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: RedisCl
     await until(lambda: leaving.worker.running == 0)
     gate.set()
     await asyncio.wait_for(leaving.task, 20)
-    record = await reader.record(job.id)
+    record = await shop.reader.record(job.id)
     assert record.state is JobState.QUEUED and seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 200
-    assert [row.seq for row in await deltas_of(reader, record)] == seqs
+    assert [row.seq for row in await deltas_of(shop.reader, record)] == seqs
 
 
 @dataclass
@@ -240,22 +232,22 @@ async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
         assert await wire.redis.zscore(partition_key(1, "leases"), two.worker.lease.id) is None
 
 
-async def test_a_claim_whose_lease_is_lost_meanwhile_begins_nothing(wire: RedisClient, start: Start) -> None:
+async def test_a_claim_whose_lease_is_lost_meanwhile_begins_nothing(shop: Workshop) -> None:
     """The logs of its jobs were being read meanwhile; another worker has them by then."""
-    running, job = await start(), a_job(Queue(wire))
+    running, job = await shop.start(), a_job(shop.queue)
     running.worker._lost.add(0)
     running.worker.begin(a_claim(job), NOTHING)
     assert not running.worker.running and not running.worker._starter.texts
 
 
 async def test_a_job_that_ends_while_its_worker_leaves_is_not_handed_back(
-    wire: RedisClient, start: Start, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its end is written behind the drain's time: it has its record and its line in the log."""
     written, handed_back, gate = list[str](), list[str](), asyncio.Event()
     monkeypatch.setattr(recorder, "written", lambda ends, *_: written.extend([end.job for _, end in ends]))
     monkeypatch.setattr(recorder, "released", handed_back.append)
-    leaving = await start(FAST, WorkerSettings(drain_s=0))
+    leaving = await shop.start(FAST, WorkerSettings(drain_s=0))
     lease = leaving.worker.lease
     write = lease.calls
 
@@ -265,36 +257,36 @@ async def test_a_job_that_ends_while_its_worker_leaves_is_not_handed_back(
 
     lease.calls = held_up  # type: ignore[method-assign]
     lease.send_nowait = lambda *_: False  # type: ignore[method-assign]  # so that all goes that way
-    job = await put_job(Queue(wire))
+    job = await shop.put()
     await until(lambda: any(attempt.over for attempt in leaving.worker._attempts.values()))
     leaving.stop.set()
     await asyncio.sleep(0.2)
     gate.set()
     await asyncio.wait_for(leaving.task, 20)
-    assert (await JobReader(wire).record(job.id)).state is JobState.COMPLETED
+    assert (await shop.reader.record(job.id)).state is JobState.COMPLETED
     assert (written, handed_back) == ([job.id], [])
 
 
-async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: RedisClient, start: Start) -> None:
+async def test_a_lease_lost_everywhere_ends_the_worker_at_once(shop: Workshop) -> None:
     """There is nothing left to drain, however long the grace time is."""
-    running = await start(SimSettings(step_ms=20, prefill_ms=1), WorkerSettings(drain_s=600))
-    await put_job(Queue(wire), max_tokens=4000)
+    running = await shop.start(SimSettings(step_ms=20, prefill_ms=1), WorkerSettings(drain_s=600))
+    await shop.put(max_tokens=4000)
     await until(lambda: running.engine.stats().running == 1)
-    await lose_lease(wire, running.worker)
+    await lose_lease(shop.wire, running.worker)
     with pytest.raises(Fenced):
         await asyncio.wait_for(running.task, 20)
 
 
-async def test_a_claim_whose_answer_was_lost_is_handed_back(wire: RedisClient, start: Start) -> None:
+async def test_a_claim_whose_answer_was_lost_is_handed_back(shop: Workshop) -> None:
     """A job the server counts as this worker's, of which it knows nothing, does not wait for ever."""
-    running = await start()
-    await until(lambda: _leased(wire, running.worker.lease.id))
-    job = await put_job(Queue(wire), model="other")
+    running = await shop.start()
+    await until(lambda: _leased(shop.wire, running.worker.lease.id))
+    job = await shop.put(model="other")
     # The claim as it would be made, its answer thrown away.
-    await wire.call("claim", 0, running.worker.lease.id, "other", 1, 1000, "", "", 100)
+    await shop.wire.call("claim", 0, running.worker.lease.id, "other", 1, 1000, "", "", 100)
 
     async def back() -> bool:
-        record = await JobReader(wire).record(job.id)
+        record = await shop.reader.record(job.id)
         return record.state is JobState.QUEUED and record.attempt == 1
 
     await until(back)
@@ -304,14 +296,14 @@ async def _leased(wire: RedisClient, lease: str) -> bool:
     return await wire.redis.zscore(partition_key(0, "leases"), lease) is not None
 
 
-async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: RedisClient, start: Start) -> None:
+async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(shop: Workshop) -> None:
     """Reading what the job's last worker logged outlasts several heartbeats: the job is still begun once, by one."""
-    queue, lost = Queue(wire), Lease(wire, "m")
-    job = await put_job(queue, "slow", 30)
+    lost = Lease(shop.wire, "m")
+    job = await shop.put("slow", 30)
     await lost.register()
     await lost.claim(0, 1)
     await lost.release(job.id, 1)
-    running = await start()
+    running = await shop.start()
     worker, beats = running.worker, 0
     reader = worker._claimer._reader
     read, beat = reader.history, worker.lease.beat
@@ -331,16 +323,16 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: R
 
     worker.lease.beat = counted  # type: ignore[method-assign]
     reader.history = slow  # type: ignore[method-assign]
-    record = await ended(wire, job.id)
+    record = await shop.ended(job)
     assert record.state is JobState.COMPLETED and record.attempt == 2 and len(record.runs) == 2
     assert text_of(record) == expected("slow", 30)
 
 
-async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: RedisClient, start: Start) -> None:
+async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(shop: Workshop) -> None:
     """A drained worker has left; a beat that comes after it is refused, and the drain still ends well."""
-    running = await start()
+    running = await shop.start()
     lease, refused = running.worker.lease, asyncio.Event()
-    await until(lambda: _leased(wire, lease.id))
+    await until(lambda: _leased(shop.wire, lease.id))
     leave, beat = lease.leave, lease.beat
 
     async def left() -> int:
@@ -380,11 +372,10 @@ def test_a_job_of_which_the_worker_knows_nothing_is_a_stray_in_the_second_beat()
     assert found == [set(), {("stray", 2)}, set(), set(), {("stray", 2)}]
 
 
-async def test_a_request_the_engine_cannot_run_fails_with_its_reason(wire: RedisClient, start: Start) -> None:
+async def test_a_request_the_engine_cannot_run_fails_with_its_reason(shop: Workshop) -> None:
     """An option that this engine does not have: 400 in the record, and the next job runs."""
-    queue = Queue(wire)
-    await start()
-    odd, fine = await put_job(queue, sampling=Sampling(json_schema={})), await put_job(queue)
-    record = await ended(wire, odd.id)
+    await shop.start()
+    odd, fine = await shop.put(sampling=Sampling(json_schema={})), await shop.put()
+    record = await shop.ended(odd)
     assert (failure_of(record).code, failure_of(record).status) == ("invalid_request_error", 400)
-    assert (await ended(wire, fine.id)).state is JobState.COMPLETED
+    assert (await shop.ended(fine)).state is JobState.COMPLETED

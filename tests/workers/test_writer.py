@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from flow import delta
@@ -237,11 +238,7 @@ async def test_each_step_is_counted_once_it_is_written(writing: Writing) -> None
 
 async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
     """Nobody waits for the answer of a step: it is not to be lost there, for the worker would hang."""
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("broken")
-
-    writing.writer = Writer(writing.lease, 0, writing.held, broken)
+    writing.writer = Writer(writing.lease, 0, writing.held, Mock(side_effect=RuntimeError("broken")))
     running = asyncio.create_task(writing.writer.run())
     writing.step()
     with pytest.raises(RuntimeError, match="broken"):

@@ -36,7 +36,6 @@ def test_every_text_ends(name: str) -> None:
     texts = made(6.0, 3, 60.0)
     ran(name, texts, SHAPE, 1)
     for text in texts:
-        assert text.begun_s is not None and text.first_s is not None and text.ended_s is not None
         assert text.generated == text.output and text.arrived_s <= text.begun_s < text.first_s <= text.ended_s
 
 
@@ -63,7 +62,6 @@ def test_the_queue_gives_what_next_job_says_of_all_that_wait() -> None:
             }
             pick = next_job(lanes, int(1000 * now_s))
             text = queue.take(now_s, ALL)
-            assert pick is not None and text is not None
             assert waiting.pop(id(text))[1] is pick.job, number
             after = credits_after(lanes, pick, int(1000 * now_s))
             assert {name: queue._lanes[name].credit for name in after} == after, number

@@ -25,8 +25,7 @@ CONFIG = {
 
 
 def asked(told: Any, line: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(told(f"plan {line} --json").out)
-    return found
+    return json.loads(told(f"plan {line} --json").out)
 
 
 def shown(told: Any, line: str) -> str:
@@ -79,49 +78,55 @@ def test_a_model_of_my_own(tmp_path: Path, told: Any) -> None:
     assert found["model"] == "mine" and found["kv_token_bytes"] == 2 * 2 * 4 * 16 * 2
 
 
-@pytest.mark.parametrize(("line", "says"), [
-    ("memory --model opt-13c --gpu l4", "nearest are opt-13b"),
-    ("memory --model opt-13b --gpu h2000", "nearest are h200"),
-    ("memory --model opt-13b --gpu l4", "fewer --w-bits"),
-    ("grid --model llama-3.1-70b --gpu l4 --gpus 2", "more --gpus"),
-    ("simulate --model llama-3.1-70b --gpu l4 --count 5", "more --tp or --pp"),
-    ("memory --model opt-13b --gpu h200 --in -5", "whole numbers from 1"),
-    ("memory --model opt-13b --gpu h200 --in 2000", "give less with --in or --out"),
-    ("memory --model opt-13b --gpu h200 --tp 3", "it must divide the 40 heads"),
-    ("memory --model opt-13b --gpu h200 --w-bits 40", "1 to 32 bits"),
-    ("memory --model opt-13b --config x.json --gpu h200", "leave one out"),
-    ("memory --config nowhere.json --gpu h200", "--config nowhere.json cannot be read"),
-    ("memory --config nowhere.gguf --gpu h200", "nowhere.gguf"),
-    ("roofline --model opt-13b --gpu h200 --batch 0", "--batch 0: it is a whole number from 1"),
-    ("roofline --model opt-13b --gpu h200 --batch 99999999999999999", "--batch 1e+17: a plan counts with numbers"),
-    ("memory --model opt-13b --gpu h200 --activation-gb 1e9", "more devices (--tp)"),
-    ("cost --model opt-13b --gpu h200 --price h200=1e308", "--price h200=1e308"),
-    ("cost --model opt-13b --gpu h200 --efficiency 1e-300", "--efficiency 1e-300: a plan counts with"),
-    ("grid --model opt-13b --gpu h200 --gpus 0", "--gpus 0: 1 to 1,024 GPUs"),
-    ("what-if --model opt-13b --gpu h200 --disk-gb-s 0", "--disk-gb-s 0: a bandwidth is above 0"),
-    ("simulate --model opt-13b --gpu h200 --dp 9999", "takes 9,999 GPUs: at most 1,024"),
-    ("cost --model opt-13b --gpu h200 --price h100=2", "--price h100=2: write NAME=PRICE"),
-    ("search --model opt-13b --gpu h200 --rate 0", "above 0"),
-    ("goodput --model opt-13b --gpu h200 --ttft-ms 1", "not even a lone request"),
-    ("place --load opt-1.3b --gpu l4", "write MODEL=RATE"),
-    ("place --load opt-1.3b=1:2 --gpu l4", "write MODEL=RATE"),
-    ("place --load opt-1.3b=1 --load opt-1.3b=1 --gpu l4", "twice"),
-    ("place --load opt-1.3c=1 --gpu l4", "nearest are opt-1.3b"),
-    ("grid --model llama-3.1-70b --gpu l4", "does not fit"),
-    ("what-if --model opt-13b --gpu h200 --rate 0", "--rate 4"),
-    ("simulate --model opt-13b --gpu h200 --count 200001", "at most 200,000 requests are simulated"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("memory --model opt-13c --gpu l4", "nearest are opt-13b"),
+        ("memory --model opt-13b --gpu h2000", "nearest are h200"),
+        ("memory --model opt-13b --gpu l4", "fewer --w-bits"),
+        ("grid --model llama-3.1-70b --gpu l4 --gpus 2", "more --gpus"),
+        ("simulate --model llama-3.1-70b --gpu l4 --count 5", "more --tp or --pp"),
+        ("memory --model opt-13b --gpu h200 --in -5", "whole numbers from 1"),
+        ("memory --model opt-13b --gpu h200 --in 2000", "give less with --in or --out"),
+        ("memory --model opt-13b --gpu h200 --tp 3", "it must divide the 40 heads"),
+        ("memory --model opt-13b --gpu h200 --w-bits 40", "1 to 32 bits"),
+        ("memory --model opt-13b --config x.json --gpu h200", "leave one out"),
+        ("memory --config nowhere.json --gpu h200", "--config nowhere.json cannot be read"),
+        ("memory --config nowhere.gguf --gpu h200", "nowhere.gguf"),
+        ("roofline --model opt-13b --gpu h200 --batch 0", "--batch 0: it is a whole number from 1"),
+        ("roofline --model opt-13b --gpu h200 --batch 99999999999999999", "--batch 1e+17: a plan counts with numbers"),
+        ("memory --model opt-13b --gpu h200 --activation-gb 1e9", "more devices (--tp)"),
+        ("cost --model opt-13b --gpu h200 --price h200=1e308", "--price h200=1e308"),
+        ("cost --model opt-13b --gpu h200 --efficiency 1e-300", "--efficiency 1e-300: a plan counts with"),
+        ("grid --model opt-13b --gpu h200 --gpus 0", "--gpus 0: 1 to 1,024 GPUs"),
+        ("what-if --model opt-13b --gpu h200 --disk-gb-s 0", "--disk-gb-s 0: a bandwidth is above 0"),
+        ("simulate --model opt-13b --gpu h200 --dp 9999", "takes 9,999 GPUs: at most 1,024"),
+        ("cost --model opt-13b --gpu h200 --price h100=2", "--price h100=2: write NAME=PRICE"),
+        ("search --model opt-13b --gpu h200 --rate 0", "above 0"),
+        ("goodput --model opt-13b --gpu h200 --ttft-ms 1", "not even a lone request"),
+        ("place --load opt-1.3b --gpu l4", "write MODEL=RATE"),
+        ("place --load opt-1.3b=1:2 --gpu l4", "write MODEL=RATE"),
+        ("place --load opt-1.3b=1 --load opt-1.3b=1 --gpu l4", "twice"),
+        ("place --load opt-1.3c=1 --gpu l4", "nearest are opt-1.3b"),
+        ("grid --model llama-3.1-70b --gpu l4", "does not fit"),
+        ("what-if --model opt-13b --gpu h200 --rate 0", "--rate 4"),
+        ("simulate --model opt-13b --gpu h200 --count 200001", "at most 200,000 requests are simulated"),
+    ],
+)
 def test_bad_input_is_one_line_that_says_what_would_do(line: str, says: str, told: Any) -> None:
     said = told("plan", *line.split(), code=2)
     assert said.out == "" and said.err.count("\n") == 1 and says in said.err
 
 
-@pytest.mark.parametrize(("option", "name", "text", "says"), [
-    ("config", "deep.json", "[" * 200_000, "is no config.json of a model"),
-    ("config", "cut.gguf", "GGUF\x03", "it is damaged or not a GGUF file"),
-    ("workload", "empty.csv", "", "or write the columns prompt,answer"),
-    ("workload", "torn.jsonl", "{torn\n", "torn.jsonl, line 1: JSON is malformed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("option", "name", "text", "says"),
+    [
+        ("config", "deep.json", "[" * 200_000, "is no config.json of a model"),
+        ("config", "cut.gguf", "GGUF\x03", "it is damaged or not a GGUF file"),
+        ("workload", "empty.csv", "", "or write the columns prompt,answer"),
+        ("workload", "torn.jsonl", "{torn\n", "torn.jsonl, line 1: JSON is malformed"),
+    ],
+)
 def test_a_bad_file_is_one_line_that_says_what_is_wrong_with_it(
     option: str, name: str, text: str, says: str, tmp_path: Path, told: Any
 ) -> None:
@@ -205,18 +210,21 @@ def test_simulate_a_trace(tmp_path: Path, told: Any) -> None:
 HEAD = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 
 
-@pytest.mark.parametrize(("name", "content", "says"), [
-    ("t.csv", b"", "no column 'Timestamp'"),
-    ("t.csv", HEAD.encode(), "no request with an answer"),
-    ("t.csv", (HEAD + "1,m,5\n").encode(), "line 2"),
-    ("t.csv", (HEAD + "nan,m,5,5,10,API log\n").encode(), "line 2: a number is negative or not finite"),
-    ("t.csv", b"\xff\xfe\x00\x01", "t.csv: it is UTF-16"),
-    ("t.csv", HEAD.encode() + b"1,m,5,5,10,\xff\n", "t.csv"),
-    ("t.jsonl", b"", "no request with an answer"),
-    ("t.jsonl", b'{"StartTimeOffset": 1, "Conte', "line 1: Input data was truncated"),
-    ("t.jsonl", b'{"kind": "request", "v": 1}\n', "has no record of a request"),
-    ("", b"", "has no record of a request"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("t.csv", b"", "no column 'Timestamp'"),
+        ("t.csv", HEAD.encode(), "no request with an answer"),
+        ("t.csv", (HEAD + "1,m,5\n").encode(), "line 2"),
+        ("t.csv", (HEAD + "nan,m,5,5,10,API log\n").encode(), "line 2: a number is negative or not finite"),
+        ("t.csv", b"\xff\xfe\x00\x01", "t.csv: it is UTF-16"),
+        ("t.csv", HEAD.encode() + b"1,m,5,5,10,\xff\n", "t.csv"),
+        ("t.jsonl", b"", "no request with an answer"),
+        ("t.jsonl", b'{"StartTimeOffset": 1, "Conte', "line 1: Input data was truncated"),
+        ("t.jsonl", b'{"kind": "request", "v": 1}\n', "has no record of a request"),
+        ("", b"", "has no record of a request"),
+    ],
+)
 def test_a_bad_trace_is_one_line(name: str, content: bytes, says: str, tmp_path: Path, told: Any) -> None:
     """CSV, JSON lines and records, each with what can be wrong in it; "": a folder without records. A file that is not
     there gets a next step."""
@@ -323,15 +331,18 @@ def test_records_are_a_trace_of_a_plan(name: str, tmp_path: Path, told: Any) -> 
     assert found["seconds"] == pytest.approx(last_s, abs=5)
 
 
-@pytest.mark.parametrize(("written", "options", "says"), [
-    (None, "", "No such file"),
-    ("no json\n", "", "1 lines are no records"),
-    ("few", "", "3 requests can be used, and a fit needs 40"),
-    ("all", "--model other", "no request of other; they are of m"),
-    ("all", "--since yesterday", "'yesterday' is no time"),
-    ("all", "--scale nan", "--scale nan: it is no number"),
-    ("all", "--step-tokens 0", "a step computes at least 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "options", "says"),
+    [
+        (None, "", "No such file"),
+        ("no json\n", "", "1 lines are no records"),
+        ("few", "", "3 requests can be used, and a fit needs 40"),
+        ("all", "--model other", "no request of other; they are of m"),
+        ("all", "--since yesterday", "'yesterday' is no time"),
+        ("all", "--scale nan", "--scale nan: it is no number"),
+        ("all", "--step-tokens 0", "a step computes at least 1"),
+    ],
+)
 def test_bad_records_are_one_line(written: str | None, options: str, says: str, tmp_path: Path, told: Any) -> None:
     path, texts = tmp_path / "r", served_texts()
     if written in ("few", "all"):

@@ -62,7 +62,6 @@ async def put(lines: Lines) -> None:
 
 async def claim_one(lease: Lease) -> Claim:
     (claim,) = (await lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim)
     return claim
 
 
@@ -150,15 +149,18 @@ async def test_no_line_is_put_into_a_store_that_may_be_given_nothing(wire: Redis
 DAY = 86_400.0
 
 
-@pytest.mark.parametrize(("standing", "lane", "reason"), [
-    ((1000, 1.0, None, None), Priority.BATCH, "no deadline"),
-    ((1000, 0.0, DAY / 2, DAY), Priority.BATCH, "in time"),
-    ((1000, 1.0, DAY / 2, DAY), Priority.BATCH, "in time"),
-    ((1000, 1.0, 2001, 3600), Priority.BATCH, "in time"),
-    ((1000, 1.0, 1999, 3600), Priority.STANDARD, "1000 s of work at the present pace, 1999 s are left"),
-    ((1, 100.0, 90, 900), Priority.STANDARD, "90 s are left of 900 s"),
-    ((1, 0.0, -5, 900), Priority.STANDARD, "0 s are left of 900 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("standing", "lane", "reason"),
+    [
+        ((1000, 1.0, None, None), Priority.BATCH, "no deadline"),
+        ((1000, 0.0, DAY / 2, DAY), Priority.BATCH, "in time"),
+        ((1000, 1.0, DAY / 2, DAY), Priority.BATCH, "in time"),
+        ((1000, 1.0, 2001, 3600), Priority.BATCH, "in time"),
+        ((1000, 1.0, 1999, 3600), Priority.STANDARD, "1000 s of work at the present pace, 1999 s are left"),
+        ((1, 100.0, 90, 900), Priority.STANDARD, "90 s are left of 900 s"),
+        ((1, 0.0, -5, 900), Priority.STANDARD, "0 s are left of 900 s"),
+    ],
+)
 def test_lanes(standing: tuple[int, float, float | None, float | None], lane: Priority, reason: str) -> None:
     """Nearer the deadline the lane is higher, and the reason says what was compared. The key's ceiling holds."""
     assert lane_of(*standing, Priority.INTERACTIVE) == (lane, reason)

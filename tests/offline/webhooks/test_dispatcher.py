@@ -341,8 +341,7 @@ def start(house: House, receiver: Receiver, **more: Any) -> None:
 
 
 def messages(house: House) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(house.get("/admin/webhooks")[1])["data"]
-    return found
+    return json.loads(house.get("/admin/webhooks")[1])["data"]
 
 
 @pytest.fixture

@@ -237,18 +237,27 @@ def plan(**more: Any) -> Plan:
     return Plan(**{"model": "m", "want": 0, "reason": "", **more})
 
 
-@pytest.mark.parametrize(("known", "stalled"), [
-    ({}, False), ({"lead": NOBODY}, True), ({"lead": NOBODY, "workers": [worker("ready")]}, False),
-    ({"lead": NOBODY, "workers": [worker("starting")]}, False),
-    ({"lead": NOBODY, "workers": [worker("ready", "another")]}, True),
-    ({"lead": NOBODY, "workers": [worker("draining")]}, True), ({"workers": [worker("drained")]}, False),
-    ({"lead": NOBODY, "workers": [worker("ready")], "plan": plan(cordon=(Cordoned("x", "slow"),))}, True),
-    ({"override": ZERO}, True), ({"override": ZERO, "workers": [worker("ready")]}, False),
-    ({"override": ZERO, "settings": ModelSettings(engine="sim")}, False),
-    ({"override": PAUSED, "plan": plan()}, True), ({"override": PAUSED, "plan": plan(want=1)}, False),
-    ({"override": Override(want=2, by="ops")}, False), ({"plan": plan(want=1, pool="dry-run")}, True),
-    ({"settings": ModelSettings(engine="sim", min_workers=0, max_workers=0)}, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("known", "stalled"),
+    [
+        ({}, False),
+        ({"lead": NOBODY}, True),
+        ({"lead": NOBODY, "workers": [worker("ready")]}, False),
+        ({"lead": NOBODY, "workers": [worker("starting")]}, False),
+        ({"lead": NOBODY, "workers": [worker("ready", "another")]}, True),
+        ({"lead": NOBODY, "workers": [worker("draining")]}, True),
+        ({"workers": [worker("drained")]}, False),
+        ({"lead": NOBODY, "workers": [worker("ready")], "plan": plan(cordon=(Cordoned("x", "slow"),))}, True),
+        ({"override": ZERO}, True),
+        ({"override": ZERO, "workers": [worker("ready")]}, False),
+        ({"override": ZERO, "settings": ModelSettings(engine="sim")}, False),
+        ({"override": PAUSED, "plan": plan()}, True),
+        ({"override": PAUSED, "plan": plan(want=1)}, False),
+        ({"override": Override(want=2, by="ops")}, False),
+        ({"plan": plan(want=1, pool="dry-run")}, True),
+        ({"settings": ModelSettings(engine="sim", min_workers=0, max_workers=0)}, True),
+    ],
+)
 def test_what_stalls_a_model(known: dict[str, Any], stalled: bool) -> None:
     about = {"settings": ELASTIC, "workers": [], "plan": plan(), "override": None, "lead": Lead("s", 1)} | known
     found = stall_of("m", **about)

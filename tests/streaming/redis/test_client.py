@@ -35,28 +35,51 @@ from streaming.redis.scripts import LIBRARIES, Library, assemble, load_library
 from streaming.redis.settings import Address, RedisSettings, parse_address
 
 
-@pytest.mark.parametrize(("url", "kind", "more"), [
-    ("redis://h:1/2", "server", {}), ("rediss://u:p@h", "server", {}), ("unix:///run/redis.sock", "server", {}),
-    ("redis+sentinel://a:1,b/main", "sentinel", {"hosts": (("a", 1), ("b", 26379)), "service": "main"}),
-    ("rediss+sentinel://u:p%40@[::1]:1,[::2]/main/3?sentinel_password=s", "sentinel", {
-        "hosts": (("::1", 1), ("::2", 26379)), "tls": True, "username": "u", "password": "p@", "service": "main",
-        "db": 3, "sentinel_password": "s",
-    }),
-    ("redis+cluster://:p@a:1,b:2", "cluster", {"hosts": (("a", 1), ("b", 2)), "password": "p"}),
-    ("redis+cluster://a/0", "cluster", {"hosts": (("a", 6379),)}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("url", "kind", "more"),
+    [
+        ("redis://h:1/2", "server", {}),
+        ("rediss://u:p@h", "server", {}),
+        ("unix:///run/redis.sock", "server", {}),
+        ("redis+sentinel://a:1,b/main", "sentinel", {"hosts": (("a", 1), ("b", 26379)), "service": "main"}),
+        (
+            "rediss+sentinel://u:p%40@[::1]:1,[::2]/main/3?sentinel_password=s",
+            "sentinel",
+            {
+                "hosts": (("::1", 1), ("::2", 26379)),
+                "tls": True,
+                "username": "u",
+                "password": "p@",
+                "service": "main",
+                "db": 3,
+                "sentinel_password": "s",
+            },
+        ),
+        ("redis+cluster://:p@a:1,b:2", "cluster", {"hosts": (("a", 1), ("b", 2)), "password": "p"}),
+        ("redis+cluster://a/0", "cluster", {"hosts": (("a", 6379),)}),
+    ],
+)
 def test_an_address_is_taken_apart(url: str, kind: Any, more: dict[str, Any]) -> None:
     """Each kind, with what it may carry."""
     assert parse_address(url) == Address(kind, url, **more)
 
 
-@pytest.mark.parametrize("url", [
-    "localhost:6379", "http://u:secret@h", "redis://", "redis+sentinel://u:secret@h:1",
-    "redis+sentinel://u:secret@h:1/main/x", "redis+sentinel://u:secret@h:port/main",
-    "redis+sentinel://u:secret@h:1,/main", "redis+sentinel://u:secret@h/main?db=1",
-    "redis+cluster://u:secret@h:99999", "redis+cluster://u:secret@h:1/2",
-    "redis+cluster://u:secret@h:1?sentinel_password=secret",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:6379",
+        "http://u:secret@h",
+        "redis://",
+        "redis+sentinel://u:secret@h:1",
+        "redis+sentinel://u:secret@h:1/main/x",
+        "redis+sentinel://u:secret@h:port/main",
+        "redis+sentinel://u:secret@h:1,/main",
+        "redis+sentinel://u:secret@h/main?db=1",
+        "redis+cluster://u:secret@h:99999",
+        "redis+cluster://u:secret@h:1/2",
+        "redis+cluster://u:secret@h:1?sentinel_password=secret",
+    ],
+)
 def test_an_address_that_leads_nowhere_is_a_setting_at_fault(url: str) -> None:
     """The error names the setting and never repeats the password."""
     with pytest.raises(ConfigError, match=r"^redis\.url: ") as caught:

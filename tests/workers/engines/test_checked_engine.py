@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -242,15 +243,9 @@ async def test_an_error_for_one_request_fails_that_one(method: str) -> None:
 
 async def test_a_refusal_and_a_death_are_passed_on() -> None:
     """As the engine words them."""
-
-    def refuse() -> None:
-        raise Refused(Failure("too_long", "no", 400))
-
-    def die() -> None:
-        raise EngineDead("out of memory")
-
     engine, checked, _ = await running()
-    engine._methods = {"check": refuse, "submit": die}
+    refusal, death = Refused(Failure("too_long", "no", 400)), EngineDead("out of memory")
+    engine._methods = {"check": Mock(side_effect=refusal), "submit": Mock(side_effect=death)}
     with pytest.raises(Refused, match="no"):
         await checked.check(request("x"))
     with pytest.raises(EngineDead, match=r"^out of memory$"):

@@ -15,7 +15,7 @@ import pytest_asyncio
 from engine_desk import EngineDesk
 from flow import until
 
-from penstock.engine import ChatTurn, EngineDead, Failure, Piece, Refused, Request, Sampling, token_bytes
+from penstock.engine import ChatTurn, EngineDead, Refused, Request, Sampling, token_bytes
 from penstock.tools import Tool, Tools, read_answer
 from workers.engines.llamacpp import request as tokenizer_module
 from workers.engines.llamacpp.engine import LlamacppEngine
@@ -114,7 +114,7 @@ async def test_a_stop_string_across_tokens_cuts_exactly(desk: EngineDesk) -> Non
 async def test_a_schema_without_effect_is_refused(desk: EngineDesk, schema: dict[str, Any]) -> None:
     """llama.cpp would ignore it without a word."""
     for _ in range(2):
-        failure = failed(await desk.ask(STORY, max_tokens=5, json_schema=schema))
+        failure = (await desk.ask(STORY, max_tokens=5, json_schema=schema)).failure
         assert (failure.status, failure.param) == (400, "response_format")
 
 
@@ -122,7 +122,7 @@ async def test_a_schema_whose_grammar_is_dropped_after_its_first_token_is_refuse
     """llama.cpp drops one with too many ways to go on, and would end an answer of another form without a word."""
     properties = {f"field_{number}": {"type": "string"} for number in range(600)}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    failure = failed(await desk.ask(STORY, max_tokens=5, json_schema=schema))
+    failure = (await desk.ask(STORY, max_tokens=5, json_schema=schema)).failure
     assert (failure.status, failure.param) == (400, "response_format")
     fewer = schema | {"properties": dict(list(properties.items())[:100])}
     assert (await desk.ask(STORY, max_tokens=5, json_schema=fewer, **GREEDY)).failure is None
@@ -148,7 +148,7 @@ def chained(link: Callable[[dict[str, str]], dict[str, Any]], length: int) -> di
 async def test_a_huge_schema_holds_up_nobody(desk: EngineDesk, schema: dict[str, Any], refused: str) -> None:
     """Counts and chains that would take llama.cpp minutes, or its stack."""
     answer = await desk.ask(STORY, max_tokens=9, json_schema=schema, **GREEDY)
-    assert refused in failed(answer).message if refused else answer.failure is None
+    assert refused in answer.failure.message if refused else answer.failure is None
 
 
 @pytest.mark.parametrize("count", [0, 3])
@@ -248,7 +248,7 @@ async def test_a_cancel_is_seen_while_the_prompt_is_computed(desk: EngineDesk) -
 )
 async def test_a_prompt_over_the_context_fails_with_both_numbers(desk: EngineDesk, prompt: Any, param: str) -> None:
     """Its length and the context, and which field to shorten."""
-    failure = failed(await desk.ask(prompt, max_tokens=5))
+    failure = (await desk.ask(prompt, max_tokens=5)).failure
     assert (failure.code, failure.status, failure.param) == ("context_length_exceeded", 400, param)
     assert str(CONTEXT) in failure.message
     assert any(int(word) >= 600 for word in failure.message.split() if word.isdigit())
@@ -328,7 +328,6 @@ async def test_an_engine_ends_its_requests_and_leaves_nothing_behind(real_model:
     desk = EngineDesk(LlamacppEngine("m", LlamacppSettings(slots=1, context=256), real_model))
     await desk.start()
     folder, tokenizer = desk.engine._folder, desk.engine._tokenizer
-    assert folder is not None and tokenizer is not None
     running = desk.send(STORY, **GREEDY)
     waiting = desk.send(STORY, **GREEDY)
     await until(lambda: desk.pieces(running))
@@ -356,7 +355,7 @@ async def test_what_llama_cpp_raises_fails_the_request_alone(
 
     with monkeypatch.context() as broken:
         broken.setattr(desk.engine, "_server", Broken())
-        failure = failed(await desk.ask(STORY, max_tokens=5))
+        failure = (await desk.ask(STORY, max_tokens=5)).failure
     assert (failure.code, failure.status) == (code, status)
     answers = [desk.send(STORY, max_tokens=2, **GREEDY) for _ in range(SLOTS)]
     assert [(await desk.result(each)).n for each in answers] == [2] * SLOTS
@@ -404,11 +403,6 @@ async def test_a_file_that_is_no_model_is_named_with_the_fix(tmp_path: Path, con
     with pytest.raises(EngineDead, match=rf"model\.gguf.*{words}"):
         await engine.start(lambda _pieces: None, lambda _phase: None)
     await engine.stop()
-
-
-def failed(piece: Piece) -> Failure:
-    assert piece.failure is not None
-    return piece.failure
 
 
 def link(path: Path) -> str:

@@ -252,20 +252,16 @@ def asked(*texts: tuple[str, int]) -> list[Request]:
     return [Request(name, text, Sampling(max_tokens=count)) for name, (text, count) in zip("abc", texts, strict=False)]
 
 
-@pytest.mark.parametrize(
-    ("settings", "texts", "steps_ms"),
-    [
-        # Prompts in portions, the oldest first; whoever already writes waits for each: 20, 20, then 10 and all 10 of b.
-        ({"prefill_ms_per_1k_tokens": 100, "prefill_batch": 20}, [("x" * 200, 2), ("y" * 40, 3)], [3, 3, 3, 1]),
-        ({"step_ms_per_text": 2}, [("a", 1), ("b", 1), ("c", 3)], [7, 3, 3]),
-        ({}, [("a", 1), ("b", 1), ("c", 3)], [1, 1, 1]),
-        # A fault makes each step behind it longer, for all texts: the scheduler replaces a worker for that.
-        ({"faults": True}, [("[[slow@1]]", 4)], [1, 1, 5, 5]),
-        # What is cached of a prompt costs no prefill.
-        ({"prefill_ms_per_1k_tokens": 100, "slots": 1, "cache_prompts": 4}, [("x" * 400, 1)] * 2, [11, 1]),
-    ],
-    ids=["prompts", "texts", "fixed", "fault", "cache"],
-)
+@pytest.mark.parametrize(("settings", "texts", "steps_ms"), [
+    # Prompts in portions, the oldest first; whoever already writes waits for each: 20, 20, then 10 and all 10 of b.
+    ({"prefill_ms_per_1k_tokens": 100, "prefill_batch": 20}, [("x" * 200, 2), ("y" * 40, 3)], [3, 3, 3, 1]),
+    ({"step_ms_per_text": 2}, [("a", 1), ("b", 1), ("c", 3)], [7, 3, 3]),
+    ({}, [("a", 1), ("b", 1), ("c", 3)], [1, 1, 1]),
+    # A fault makes each step behind it longer, for all texts: the scheduler replaces a worker for that.
+    ({"faults": True}, [("[[slow@1]]", 4)], [1, 1, 5, 5]),
+    # What is cached of a prompt costs no prefill.
+    ({"prefill_ms_per_1k_tokens": 100, "slots": 1, "cache_prompts": 4}, [("x" * 400, 1)] * 2, [11, 1]),
+], ids=["prompts", "texts", "fixed", "fault", "cache"])  # fmt: skip
 async def test_what_a_step_costs(settings: dict[str, Any], texts: list[tuple[str, int]], steps_ms: list[float]) -> None:
     found, given = await stepped(SimSettings(**{"step_ms": 1, "prefill_ms": 0, "slots": 4} | settings), *asked(*texts))
     assert found[: len(steps_ms)] == steps_ms

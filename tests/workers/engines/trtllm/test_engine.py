@@ -270,6 +270,11 @@ class Rig:
         self.llm.step(count)
         await settle()
 
+    async def begin(self, *args: Any, **more: Any) -> None:
+        """A request, and the first engine step with it."""
+        self.engine.submit(ask(*args, **more))
+        await self.turn()
+
     async def finish(self, *request_ids: str, count: int = 1) -> None:
         """Step until these requests have had their last piece."""
         for _ in range(500):
@@ -303,6 +308,12 @@ async def rig(library: SimpleNamespace, tmp_path: Path) -> Any:
         await made.engine.stop()
 
 
+@pytest.fixture
+async def started(rig: Any) -> Rig:
+    """With the settings as they are by themselves."""
+    return await rig()
+
+
 def ask(
     name: str = "r", prompt: Any = "Hi ", past: Any = (), priority: float = NEUTRAL_PRIORITY, **sampling: Any
 ) -> Request:
@@ -310,8 +321,7 @@ def ask(
 
 
 def params(rig: Rig, call: int = -1) -> dict[str, Any]:
-    given: dict[str, Any] = rig.llm.calls[call]["sampling_params"].given
-    return given
+    return rig.llm.calls[call]["sampling_params"].given
 
 
 # --- the contract ----------------------------------------------------------------------------------------------------
@@ -550,9 +560,8 @@ def test_documented_examples_are_possible(options: dict[str, Any]) -> None:
 # --- generating ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_chat_streams_to_its_end(rig: Any) -> None:
+async def test_a_chat_streams_to_its_end(started: Rig) -> None:
     """Tokens come one piece per step, the last one with its reason and the prompt's size; the end token is not text."""
-    started = await rig()
     started.engine.submit(ask(prompt=[ChatTurn("user", "Hi")]))
     await started.finish("r")
     pieces = started.pieces("r")
@@ -567,9 +576,8 @@ async def test_a_chat_streams_to_its_end(rig: Any) -> None:
     assert started.engine.stats().running == 0
 
 
-async def test_one_step_of_many_requests_is_one_call(rig: Any) -> None:
+async def test_one_step_of_many_requests_is_one_call(started: Rig) -> None:
     """What one engine step gave is told together, not request by request."""
-    started = await rig()
     for number in range(50):
         started.engine.submit(ask(f"r{number}"))
     await settle()
@@ -577,10 +585,9 @@ async def test_one_step_of_many_requests_is_one_call(rig: Any) -> None:
     assert [len(step) for step in started.steps] == [50]
 
 
-async def test_sampling_is_explicit_and_never_shared(rig: Any) -> None:
+async def test_sampling_is_explicit_and_never_shared(started: Rig) -> None:
     """Each request gets its own parameters with the public API's defaults rather than the engine's. Temperature 0 is
     greedy without a temperature, and n = 3 is no problem: each request is one text here."""
-    started = await rig()
     started.engine.submit(ask("a"))
     further = {"presence_penalty": 0.5, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.2}
     started.engine.submit(ask("b", temperature=0.3, top_p=0.5, seed=-1, max_tokens=7, **further))
@@ -597,9 +604,8 @@ async def test_sampling_is_explicit_and_never_shared(rig: Any) -> None:
     assert [params(started)[name] for name in ("top_k", "temperature", "n", "best_of")] == [1, None, 1, 1]
 
 
-async def test_a_stop_string_across_steps_is_cut_before_it(rig: Any) -> None:
+async def test_a_stop_string_across_steps_is_cut_before_it(started: Rig) -> None:
     """Text that may begin a stop string waits; on a match the engine is told to stop and nothing more is shown."""
-    started = await rig()
     started.engine.submit(ask(stop=("lo, w",)))
     await started.finish("r")
     assert (started.text("r"), started.pieces("r")[-1].finish) == ("Hel", "stop")
@@ -622,9 +628,8 @@ def test_the_detokeniser_agrees_with_decoding_at_once() -> None:
         assert "".join(parts) + stream.feed((), last=True) == text
 
 
-async def test_a_token_taken_back_is_tolerated(rig: Any) -> None:
+async def test_a_token_taken_back_is_tolerated(started: Rig) -> None:
     """The engine may cut its list of tokens; what was shown stays."""
-    started = await rig()
     started.engine.submit(ask())
     await started.turn(3)
     output = started.llm.live[0]
@@ -634,9 +639,8 @@ async def test_a_token_taken_back_is_tolerated(rig: Any) -> None:
     assert started.text("r") == "HelL"
 
 
-async def test_logprobs_come_with_their_tokens(rig: Any) -> None:
+async def test_logprobs_come_with_their_tokens(started: Rig) -> None:
     """Each token brings its own log-probability and the alternatives asked for, best first."""
-    started = await rig()
     started.engine.submit(ask("two", logprobs=2))
     started.engine.submit(ask("none", logprobs=0))
     entry = {72: SimpleNamespace(logprob=-0.5), 74: SimpleNamespace(logprob=-0.1), 75: SimpleNamespace(logprob=-3.0)}
@@ -762,9 +766,8 @@ async def test_control_tokens_of_a_message_are_text(rig: Any, monkeypatch: pytes
 # --- going on after a loss -------------------------------------------------------------------------------------------
 
 
-async def test_a_resumed_text_is_the_same_text(rig: Any) -> None:
+async def test_a_resumed_text_is_the_same_text(started: Rig) -> None:
     """After any number of tokens the rest comes from prompt and past, with a smaller budget, and nothing twice."""
-    started = await rig()
     for done in range(1, 13):
         name, shown = f"r{done}", "Hello, world."[:done]
         started.engine.submit(ask(name, past=[(shown, list(shown.encode()), done)], max_tokens=20))
@@ -775,9 +778,8 @@ async def test_a_resumed_text_is_the_same_text(rig: Any) -> None:
         assert started.pieces(name)[-1].prompt_tokens == len(b"Hi ") + 1
 
 
-async def test_what_the_lost_worker_held_back_is_not_lost(rig: Any) -> None:
+async def test_what_the_lost_worker_held_back_is_not_lost(started: Rig) -> None:
     """Half a character and half a stop string were generated but never shown: they come with the next text."""
-    started = await rig()
     started.llm.reply = "a🐟 stock STO nothing"
     said = list(started.llm.reply.encode())
     started.engine.submit(ask("fish", past=[("a", said[:3], 3)]))
@@ -789,9 +791,8 @@ async def test_what_the_lost_worker_held_back_is_not_lost(rig: Any) -> None:
         assert "a🐟 stock " + started.text(name) == started.llm.reply
 
 
-async def test_a_past_without_all_its_ids_is_tokenised_again(rig: Any) -> None:
+async def test_a_past_without_all_its_ids_is_tokenised_again(started: Rig) -> None:
     """Text is enough to go on when the ids of an earlier attempt are not all known."""
-    started = await rig()
     started.engine.submit(ask(past=[("Hel", (72,), 3), ("lo", tuple(b"lo"), 2)]))
     await started.finish("r")
     assert started.text("r") == ", world."
@@ -859,11 +860,9 @@ async def test_a_model_without_a_template_does_not_chat(rig: Any, monkeypatch: p
 # --- ending early ----------------------------------------------------------------------------------------------------
 
 
-async def test_cancel_waits_for_the_engines_last_word(rig: Any) -> None:
+async def test_cancel_waits_for_the_engines_last_word(started: Rig) -> None:
     """A cancelled request is told so once, when its slot is free; cancelling again or too late does nothing."""
-    started = await rig()
-    started.engine.submit(ask())
-    await started.turn()
+    await started.begin()
     output = started.llm.live[0]
     started.engine.cancel("r")
     started.engine.cancel("r")
@@ -879,9 +878,8 @@ async def test_cancel_waits_for_the_engines_last_word(rig: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [RequestError("rejected"), ValueError("top_p"), TypeError("seed")])
-async def test_errors_of_one_request_at_the_call_refuse_it(rig: Any, error: Exception) -> None:
+async def test_errors_of_one_request_at_the_call_refuse_it(started: Rig, error: Exception) -> None:
     """What the engine says of one request is that requester's answer; the engine lives on."""
-    started = await rig()
     started.llm.at_call = error
     with pytest.raises(Refused, match=str(error)) as raised:
         started.engine.submit(ask())
@@ -891,12 +889,10 @@ async def test_errors_of_one_request_at_the_call_refuse_it(rig: Any, error: Exce
 
 @pytest.mark.parametrize("at_call", [True, False])
 @pytest.mark.parametrize("error", [EngineDeadError("rank 1"), RuntimeError("already shut down"), KeyError("token")])
-async def test_any_other_error_ends_the_engine(rig: Any, error: Exception, *, at_call: bool) -> None:
+async def test_any_other_error_ends_the_engine(started: Rig, error: Exception, *, at_call: bool) -> None:
     """At a submit or while it generates: the process must end, and no later request is taken. Requests of a dead engine
     are told nothing: their jobs are claimed by another worker."""
-    started = await rig()
-    started.engine.submit(ask())
-    await started.turn()
+    await started.begin()
     if at_call:
         started.llm.at_call = error
         with pytest.raises(EngineDead, match=str(error)):
@@ -914,9 +910,8 @@ async def test_any_other_error_ends_the_engine(rig: Any, error: Exception, *, at
 @pytest.mark.parametrize(
     ("change", "words"), [("error", "out of blocks"), ("timeout", "timeout"), ("none", "without a reason")]
 )
-async def test_an_end_without_a_reason_of_ours_is_a_failure(rig: Any, change: str, words: str) -> None:
+async def test_an_end_without_a_reason_of_ours_is_a_failure(started: Rig, change: str, words: str) -> None:
     """Iteration that just ends, an error left in the object and the engine's own timeout are not taken for a finish."""
-    started = await rig()
     started.engine.submit(ask())
     output = started.llm.live.pop()
     if change == "error":
@@ -929,9 +924,8 @@ async def test_an_end_without_a_reason_of_ours_is_a_failure(rig: Any, change: st
     assert words in piece.failure.message
 
 
-async def test_the_same_error_everywhere_is_the_engines(rig: Any) -> None:
+async def test_the_same_error_everywhere_is_the_engines(started: Rig) -> None:
     """When a step takes every running request with it, nobody is blamed: the engine is restarted."""
-    started = await rig()
     for number in range(MIN_BURST):
         started.engine.submit(ask(f"r{number}"))
     await started.turn()
@@ -996,20 +990,17 @@ async def test_the_watchdog_sees_an_abort_without_an_answer(rig: Any) -> None:
     assert "did not let go" in started.engine.health().reason
 
 
-async def test_the_engines_own_word_counts_where_it_gives_one(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_engines_own_word_counts_where_it_gives_one(started: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its private health check is believed when it says no or breaks, and not missed when it is not there."""
-    started = await rig()
     started.llm.healthy = False
     assert "not healthy" in started.engine.health().reason
     monkeypatch.delattr(DoubleLLM, "_check_health")
     assert started.engine.health().ok
 
 
-async def test_stop_is_bounded_and_tells_what_it_ended(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_stop_is_bounded_and_tells_what_it_ended(started: Rig, caplog: pytest.LogCaptureFixture) -> None:
     """A shutdown that hangs does not hold the worker; running requests are aborted, a second stop does nothing."""
-    started = await rig()
-    started.engine.submit(ask())
-    await started.turn()
+    await started.begin()
     begun = asyncio.create_task(started.engine.stop())
     await settle()
     await started.turn()
@@ -1023,9 +1014,8 @@ async def test_stop_is_bounded_and_tells_what_it_ended(rig: Any, caplog: pytest.
         started.engine.submit(ask("late"))
 
 
-async def test_an_engine_that_takes_no_abort_is_dead(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_takes_no_abort_is_dead(started: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """An abort is a message to the engine's process; when it cannot be sent, nobody is there."""
-    started = await rig()
     started.engine.submit(ask())
 
     def broken(self: Output) -> None:

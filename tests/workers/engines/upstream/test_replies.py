@@ -66,9 +66,7 @@ def test_a_status_says_whose_fault_it_is_in_the_servers_words(status: int, body:
 
 def inside(error: object) -> ReplyOutcome:
     """The end of a stream with this error."""
-    found = error_of({"error": error})
-    assert found is not None
-    return by_error(found)
+    return by_error(error_of({"error": error}))
 
 
 def status_with(status: int, error: object) -> ReplyOutcome:
