@@ -138,18 +138,18 @@ class Attempt:
     """The worker's object for one run of a job (`codec.Run`), which continues after `history`: earlier deltas."""
 
     __slots__ = (
-        *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check", "first_ms"),
+        *("claim", "run_number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check"),
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
         *("choices", "_history", "_sections", "_kept_ms", "_record", "_kept", "_counts", "_finishes", "_prompts"),
-        *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes"),
+        *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes", "first_ms"),
     )
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
 
     def __init__(self, claim: Claim, history: History = NOTHING) -> None:
         job = claim.job
         self.claim, self.job, self.partition = claim, job, claim.partition
-        self.number = claim.number
-        """The run's number, which identifies the job in this worker's frames."""
+        self.run_number = claim.run_number
+        """Identifies the job in this worker's frames."""
         self._history, self._sections = history.rows, history.sections
         self.past_tokens: tuple[int, ...] = ()
         self.first_ms, self._kept_ms = history.first_ms, 0
@@ -207,7 +207,7 @@ class Attempt:
         times = self.first_ms, self._kept_ms
         self.opening = Opening(self.job.id, self.seq + 1, history.last_run, (), 0, *times)
         for row in history.rows:
-            self._record += encode_delta(replace(row, run_number=self.number))
+            self._record += encode_delta(replace(row, run_number=self.run_number))
             self._kept.append(kept_form(row))
             self._counts[row.index] += row.n
             if row.finish:
@@ -336,7 +336,7 @@ class Attempt:
             inputs=inputs_of(self.job, index // self.job.sampling.n),
             text_id=f"{self.job.id}/{index}",
             trace=self.trace,
-            begun_by=f"{self.claim.worker}/{self.number}" if run is None else f"{run.worker}/{run.number}",
+            begun_by=f"{self.claim.worker}/{self.run_number}" if run is None else f"{run.worker}/{run.number}",
             passed=self.job.passed,
         )
 
@@ -349,7 +349,7 @@ class Attempt:
         return str(prompt_of(self.job, index // self.job.sampling.n))
 
     def _request_id(self, index: int) -> str:
-        return f"{self.job.id}/{self.number}/{index}"
+        return f"{self.job.id}/{self.run_number}/{index}"
 
     def live_ids(self) -> list[str]:
         """Engine ids of the requests that were submitted and have not ended."""
@@ -377,10 +377,10 @@ class Attempt:
             delta = self._first_delta(index, piece, seq)
             kept: Kept = Raw(delta)
         elif n == 1 and not (index or finish or piece.logprobs):
-            delta = encode((self.number, seq, piece.text, piece.ids))
+            delta = encode((self.run_number, seq, piece.text, piece.ids))
             kept = piece.text
         else:
-            delta = encode((self.number, seq, piece.text, piece.ids, index, n, finish, piece.logprobs))
+            delta = encode((self.run_number, seq, piece.text, piece.ids, index, n, finish, piece.logprobs))
             kept = Raw(delta)
         self._counts[index] += n
         self._record += delta
@@ -401,8 +401,8 @@ class Attempt:
         prompt, model = self._unlogged_prompts.pop(index, None), piece.served_by
         if model:
             self.servers[index] = model
-        fields = (self.number, seq, piece.text, piece.ids, index, piece.n, piece.finish, piece.logprobs, prompt, model)
-        return encode_delta(Delta(*fields, piece.extras))
+        fields = (self.run_number, seq, piece.text, piece.ids, index, piece.n, piece.finish, piece.logprobs)
+        return encode_delta(Delta(*fields, prompt, model, piece.extras))
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
         """Process the last piece of a choice. Raises ValueError for an answer that no reader could use."""
@@ -421,7 +421,7 @@ class Attempt:
         """All deltas of the job, each encoded: this run's as they were sent, those of earlier runs as copies."""
         first = self.opening.first
         deltas = unpacked(self.seq, self._record)
-        return [encode_delta(row if row.seq >= first else replace(row, run_number=-self.number)) for row in deltas]
+        return [encode_delta(row if row.seq >= first else replace(row, run_number=-self.run_number)) for row in deltas]
 
     def own(self) -> list[bytes]:
         """The deltas of this run, each encoded."""
@@ -430,8 +430,8 @@ class Attempt:
     @property
     def openings(self) -> dict[int, Opening]:
         """The openings of `logged`: of this run, and of the copies of earlier runs' deltas, if there are any."""
-        own = {self.number: self.opening}
-        return own | {-self.number: Opening(self.job.id, copied=self._sections)} if self._history else own
+        own = {self.run_number: self.opening}
+        return own | {-self.run_number: Opening(self.job.id, copied=self._sections)} if self._history else own
 
     def answers(self) -> tuple[list[str], list[str]]:
         """The texts of a job that is over, with their finish reasons; that of a refusal is FILTERED, since no check is
@@ -509,10 +509,10 @@ class Attempt:
     def finish(self, end: Terminal) -> Finish:
         """The end of the job, for the store."""
         prompt, rows = self.job.sampling.n * end.usage.prompt, encode_record_rows(self._kept)
-        return Finish(end, self.number, not self.job.stream, prompt=prompt, rows=rows)
+        return Finish(end, self.run_number, not self.job.stream, prompt=prompt, rows=rows)
 
     def _all_sections(self, worker: str) -> tuple[Section, ...]:
-        return (*self._sections, Section(self.opening.first, Run(worker, self.number)))
+        return (*self._sections, Section(self.opening.first, Run(worker, self.run_number)))
 
     def usage_by_model(self) -> dict[str, Usage]:
         """The usage, by the model that gave it. Each prompt counts once, for the model of its first choice."""

@@ -247,7 +247,7 @@ class Claimer:
             if record is None or record.state.final:
                 log.warning("a claimed job has ended, or the store has lost it", extra={"job": claim.job.id})
             elif isinstance(history, NewerMessage):
-                newer.append(UnreadableClaim(claim.job.id, claim.number, str(history), newer=True))
+                newer.append(UnreadableClaim(claim.job.id, claim.run_number, str(history), newer=True))
             elif isinstance(history, BaseException):
                 raise history
             else:
@@ -271,7 +271,7 @@ class Claimer:
         log.warning("a job begins anew: %s", reason, extra={"job": claim.job.id})
         rows = tuple(history.intact.rows)
         shown = claim.job.response is not None and any(row.text or row.logprobs for row in rows)
-        await self._lease.restart(claim.job.id, claim.number, Draft(rows) if shown else None)
+        await self._lease.restart(claim.job.id, claim.run_number, Draft(rows) if shown else None)
         return History(first_ms=history.first_ms)  # what its readers saw first
 
     def _wanted(self, partition: int) -> tuple[int, int]:

@@ -161,7 +161,7 @@ class Preemption:
         a worker that leaves, the store keeps the worker's log instead; one that goes on would trim it."""
         is_left_in_log = outcome == HANDED_BACK and attempt.seq > MAX_PARKED_DELTAS
         frames = [] if is_left_in_log else self._held.parked_frames(attempt)
-        release = partial(self._lease.release, attempt.job.id, attempt.number, frames, outcome=outcome)
+        release = partial(self._lease.release, attempt.job.id, attempt.run_number, frames, outcome=outcome)
         expected = ExpectedErrors(Unavailable, log.warning, "a job cannot be put back, trying again: %s")
         try:
             await retry(release, expected, backoff(MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S))

@@ -119,8 +119,8 @@ class Recorder:
         """Record that the worker claimed a job. `now_us`: Redis time, 0: not known."""
         job, claim = attempt.job, attempt.claim
         self.metrics.claims.labels(self._model, job.priority).inc()
-        number = ATTEMPTS[min(claim.attempt, MANY_ATTEMPTS)]
-        self.metrics.attempts.labels(self._model, number).inc()
+        attempt_label = ATTEMPTS[min(claim.attempt, MANY_ATTEMPTS)]
+        self.metrics.attempts.labels(self._model, attempt_label).inc()
         if attempt.seq:
             self.metrics.continuations.labels(self._model).inc()
         if claim.attempt == 1:

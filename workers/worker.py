@@ -213,7 +213,7 @@ class Worker:
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
         end = Terminal(broken.id, JobState.FAILED, 0, failure=failure, worker=self.lease.id)
         self._recorder.unreadable(end, self._now_us(partition_of(broken.id) or 0))
-        finish = Finish(end, broken.number, True, dead=f"unreadable: {broken.problem}")
+        finish = Finish(end, broken.run_number, True, dead=f"unreadable: {broken.problem}")
         writer = self._writers[partition_of(broken.id) or 0]
         writer.finish(finish)
         writer.send()
@@ -275,7 +275,7 @@ class Worker:
         attempt.stamps.first = attempt.stamps.first or now
         if not attempt.opening.at_ms:
             attempt.note_start(self._clock.at(attempt.stamps.first, attempt.partition))
-        self._writers[attempt.partition].open(attempt.number, attempt.opening, attempt.addresses)
+        self._writers[attempt.partition].open(attempt.run_number, attempt.opening, attempt.addresses)
 
     def _end_if_over(self, attempt: Attempt) -> None:
         if attempt.over:
@@ -314,7 +314,7 @@ class Worker:
         ended = list[tuple[Attempt, Terminal]]()
         for finish in step.finishes:
             held = self._attempts.get(finish.terminal.job)
-            if held is not None and held.number == finish.number:
+            if held is not None and held.run_number == finish.run_number:
                 del self._attempts[finish.terminal.job]
                 if finish in refused:  # others had ended it
                     self._recorder.lost(finish.terminal.job)
@@ -361,9 +361,9 @@ class Worker:
 
         async def beat() -> None:
             counted = await self.lease.beat(partition)
-            for job_id, number in comparison.strays(counted, may_claim=self._claimer.may_bring(partition)):
+            for job_id, run_number in comparison.strays(counted, may_claim=self._claimer.may_bring(partition)):
                 log.warning("handing back a job whose claim was never answered", extra={"job": job_id})
-                await self.lease.release(job_id, number)
+                await self.lease.release(job_id, run_number)
             for job_id, _ in comparison.taken(counted):
                 self._drop(job_id, "the store no longer counts it as this worker's")
             self._writers[partition].checkpoint(self._settings.checkpoint_frames)

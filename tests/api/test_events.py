@@ -176,7 +176,7 @@ async def test_a_text_that_begins_again_names_the_attempt_before(door: House, do
     job_id, live, first = await begun(door, door_wire, "abc")
     await lapse(door_wire, first.lease)
     second = await Hand.claiming(door_wire, "worker-2")
-    await second.lease.restart(job_id, second.claim.number)
+    await second.lease.restart(job_id, second.claim.run_number)
     again = Hand(second.lease, second.claim)
     await again.write("AB")
     await again.finish()
@@ -297,7 +297,7 @@ async def test_a_worker_that_lost_the_job_unknowingly_is_not_listened_to(door: H
     await holder.write("ab")
     await live.until("delta", 2)
     address = (await door_wire.redis.hget(job, "reply")).decode()
-    run, rows = (zombie.claim.number, Opening(job_id)), [delta(zombie.claim, seq, "X") for seq in (1, 2, 3)]
+    run, rows = (zombie.claim.run_number, Opening(job_id)), [delta(zombie.claim, seq, "X") for seq in (1, 2, 3)]
     await zombie.lease.calls([append(zombie.lease, {address: rows}, run)])
     await holder.write("c", shown=False)
     await zombie.finish()
@@ -443,7 +443,7 @@ async def test_what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody(door: H
     await door_wire.redis.hdel(job, "worker", "attempt", "run", "runs")
     await waits_again(door_wire.redis, job_id, "sim")
     (claim,) = (await void.lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim) and claim.number != void.claim.number
+    assert isinstance(claim, Claim) and claim.run_number != void.claim.run_number
     await void.write("XY", shown=False)
     valid = Hand(void.lease, claim)
     await valid.write("abc", shown=False)

@@ -60,9 +60,9 @@ async def reasons(wire: RedisClient) -> dict[str, str]:
 
 
 async def finish(lease: Lease, claim: Claim, count: int) -> None:
-    rows, sections = tuple(delta(claim, 1 + n) for n in range(count)), (Section(1, Run(lease.id, claim.number)),)
+    rows, sections = tuple(delta(claim, 1 + n) for n in range(count)), (Section(1, Run(lease.id, claim.run_number)),)
     end = Terminal(claim.job.id, JobState.COMPLETED, count, ("stop",), rows=rows, sections=sections)
-    await lease.calls([lease.finish_call(Finish(end, claim.number, False))])
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, False))])
 
 
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane", NO_HASH])

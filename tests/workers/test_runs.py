@@ -184,7 +184,7 @@ async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire
     running = await start(SimSettings(step_ms=20, prefill_ms=1))
     job = await put_job(queue, max_tokens=4000)
     await until(lambda: running.engine.stats().running == 1)
-    number = running.worker._attempts[job.id].number
+    number = running.worker._attempts[job.id].run_number
     late = StepWrite()
     late.finishes.append(Finish(Terminal(job.id, JobState.COMPLETED, 0, ("stop",)), number - 1, False))
     running.worker._on_written(late, ())

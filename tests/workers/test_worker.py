@@ -82,7 +82,7 @@ async def test_a_cancel_waits_for_no_heartbeat(wire: RedisClient, start: Start) 
     beat = running.worker.lease.beat
 
     async def silent(partition: int) -> dict[str, HeldJob]:
-        return {job_id: HeldJob(held.number, cancelled=False) for job_id, held in (await beat(partition)).items()}
+        return {job_id: HeldJob(held.run_number, cancelled=False) for job_id, held in (await beat(partition)).items()}
 
     running.worker.lease.beat = silent  # type: ignore[method-assign]
     job = await put_job(queue, max_tokens=8000)

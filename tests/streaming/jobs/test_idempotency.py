@@ -47,7 +47,7 @@ async def claimed(wire: RedisClient) -> tuple[Lease, Claim]:
 
 async def finish(lease: Lease, claim: Claim) -> None:
     end = Terminal(claim.job.id, JobState.COMPLETED, 0, ("stop",))
-    await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, True))])
 
 
 async def ttl_ms(wire: RedisClient, key: str, tenant: str = "t") -> int:

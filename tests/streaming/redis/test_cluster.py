@@ -140,7 +140,7 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: RedisCli
     for job in jobs[1:]:
         (claim,) = (await lease.claim(partition_of(job.id) or 0, 1)).jobs
         assert isinstance(claim, Claim) and claim.job.id == job.id
-        numbers[job.id] = claim.number
+        numbers[job.id] = claim.run_number
         assert await queue.follow(job.id, "somewhere") is JobState.RUNNING
     for job in jobs[1:]:
         assert await lease.beat(partition_of(job.id) or 0) == {job.id: HeldJob(numbers[job.id], False)}

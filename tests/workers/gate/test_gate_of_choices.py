@@ -77,7 +77,7 @@ class Bench:
 
     def give(self, attempt: Attempt, tokens: int = 1, finish: str = "", prompt: int = 0) -> None:
         """A piece of its only choice."""
-        piece = Piece(f"{attempt.job.id}/{attempt.number}/0", "x", (), tokens, finish, prompt)
+        piece = Piece(f"{attempt.job.id}/{attempt.run_number}/0", "x", (), tokens, finish, prompt)
         attempt.take(0, piece, 1.0)
         if finish:
             self.starter.end(attempt, 0, piece)
