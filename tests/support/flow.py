@@ -81,7 +81,7 @@ def tokens_of(record: JobRecord) -> list[int]:
 
 def delta(run: Claim | int, seq: int, text: str = "") -> Delta:
     """One token of a run, `<seq>` if nothing else is said."""
-    number = run if isinstance(run, int) else run.number
+    number = run if isinstance(run, int) else run.run_number
     return Delta(number, seq, text or f"<{seq}>", (seq,), 0, 1)
 
 
