@@ -235,7 +235,7 @@ async def check_level(client: RedisClient) -> list[str]:
     `redis.durability`, Unavailable if it does not answer (yet)."""
     level, warnings = client.settings.durability, []
     for facts in await client.servers():
-        server = f"{facts['place']}: " if facts["place"] else ""
+        server = f"{facts['address']}: " if facts["address"] else ""
         for shortfall in shortfalls(level, facts):
             if shortfall.fatal:
                 raise ConfigError("redis.durability", f"Redis cannot keep {level}: {server}{shortfall}", LESS)

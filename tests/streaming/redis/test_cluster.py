@@ -174,7 +174,7 @@ async def test_a_store_on_a_cluster_is_counted_and_reset(nodes: Nodes, wire: Red
 
 async def test_every_primary_is_looked_at(nodes: Nodes, wire: RedisClient) -> None:
     """Facts and memory come from all three; one that cannot keep the level is named."""
-    assert {facts["place"] for facts in await wire.servers()} == {f"127.0.0.1:{port}" for port in nodes.ports}
+    assert {facts["address"] for facts in await wire.servers()} == {f"127.0.0.1:{port}" for port in nodes.ports}
     assert ["maxmemory is 0" in warning for warning in await check_level(wire)] == [True] * 3
     headroom = Headroom(wire)
     await headroom.look()
