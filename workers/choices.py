@@ -17,8 +17,8 @@ from penstock.loops import coalesced
 from streaming.fleet.settings import NO_TARGETS, LaneTargets, LatencyTargets
 from streaming.jobs.job import Job, Tokens, prompt_count, unsupported
 from streaming.jobs.lease import Claim
-from streaming.jobs.places import answer_tokens, prompt_sizes
 from streaming.jobs.settings import NO_WEIGHTS
+from streaming.jobs.waiting import answer_tokens, prompt_sizes
 from streaming.order import Priority
 from workers.attempt import Attempt
 from workers.engines.checked_engine import FAILED

@@ -28,8 +28,8 @@ from penstock.text import fault_of
 from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, read_answer
 from streaming.batches.store import Batch
 from streaming.jobs.job import HINTS, Job, JobState, ResponseForm
-from streaming.jobs.places import weight_of
 from streaming.jobs.records import JobRecord
+from streaming.jobs.waiting import weight_of
 from streaming.order import Priority
 
 ENDPOINTS: Mapping[str, Kind] = {

@@ -28,9 +28,9 @@ from streaming.errors import (
 from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
-from streaming.jobs.places import FIRST, Cost, QueuePlace, cost_of
 from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
+from streaming.jobs.waiting import FIRST, Cost, QueuePosition, cost_of
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, ScriptBatcher
 from streaming.store.monitor import Headroom, Reservation
@@ -40,15 +40,15 @@ log = logging.getLogger(__name__)
 PUT_RETRY_DELAY_S = 0.05
 NO_QUOTAS: Mapping[str, int] = {}
 NOT_READ = (0, 0, 0, 0, 0)
-"""The place of a job that an earlier attempt at the same put has accepted."""
+"""The position of a job that an earlier attempt at the same put has accepted."""
 
 
 class Accepted(msgspec.Struct, frozen=True):
     """An accepted job. `joined`: its idempotency key belongs to a job that existed already."""
 
     id: str
-    place: QueuePlace = FIRST
-    """Its place in the order of the queue."""
+    position: QueuePosition = FIRST
+    """Its position in the order of the queue."""
     created_ms: int = 0
     joined: bool = False
     state: JobState = JobState.QUEUED
@@ -199,9 +199,9 @@ class Queue:
 
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
-            case [b"queued", created, epoch, *place]:
-                higher, requeued, own, others, served = place or NOT_READ
-                found = QueuePlace(higher, requeued, own, others, served, job.priority)
+            case [b"queued", created, epoch, *position]:
+                higher, requeued, own, others, served = position or NOT_READ
+                found = QueuePosition(higher, requeued, own, others, served, job.priority)
                 return Accepted(job.id, found, created, epoch=epoch)
             case [b"joined", known, state, created, attempts, epoch]:
                 return Accepted(known.decode(), FIRST, created, True, JobState(state.decode()), attempts, epoch)

@@ -5,7 +5,7 @@ operator may empty the store or change its settings.
 
 A full store refuses every write that needs memory, except by the scripts that finish accepted work. So admission stops
 earlier: besides the memory in use it counts the bytes that accepted jobs may still write
-(`streaming/jobs/places.py`), which `put` reserves and a job's end returns. `put` checks the limit itself, so that
+(`streaming/jobs/waiting.py`), which `put` reserves and a job's end returns. `put` checks the limit itself, so that
 several processes do not reserve the same memory; a process also counts its own reservations since its last check,
 because the partitions of a server share its memory and each `put` sees only its own. A job that would not fit into an
 empty store is refused for good (`NeverFits`). Between two checks, processes that put into different partitions of one

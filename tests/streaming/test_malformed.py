@@ -20,10 +20,10 @@ from streaming.jobs.codec import Run, Section, Terminal, Wake, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
-from streaming.jobs.places import Backlog, backlog_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.relay import Relay
+from streaming.jobs.waiting import Backlog, backlog_of
 from streaming.keys import channel, fleet_key, partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient

@@ -21,12 +21,12 @@ from streaming.errors import Fenced, KeyReused
 from streaming.jobs.codec import Delta, Frame, Opening, Run, Terminal, decode_reply
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease
-from streaming.jobs.places import cost_of, reserved_bytes
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
+from streaming.jobs.waiting import cost_of, reserved_bytes
 from streaming.keys import channel, partition_key, prefix
 from streaming.order import Priority
 from streaming.redis.client import Call, RedisClient

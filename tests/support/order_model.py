@@ -17,7 +17,7 @@ from bench.order.rule import (
     next_job,
     virtual_time,
 )
-from streaming.jobs.places import Cost
+from streaming.jobs.waiting import Cost
 from streaming.keys import partition_key
 from streaming.order import MAX_DROPPED, PATIENCE_MS, Priority, units
 

@@ -16,9 +16,9 @@ from streaming.ids import new_job_id
 from streaming.jobs.codec import Frame, Opening, Terminal, Usage, encode_delta, packed
 from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
-from streaming.jobs.places import cost_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
+from streaming.jobs.waiting import cost_of
 from streaming.keys import channel, partition_key
 from streaming.order import MAX_DROPPED, OUTPUT_UNITS, Priority, units
 from streaming.redis.client import RedisClient

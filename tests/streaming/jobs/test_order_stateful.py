@@ -22,10 +22,10 @@ from streaming.ids import new_job_id
 from streaming.jobs.codec import Terminal, Usage
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
-from streaming.jobs.places import cost_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.waiting import cost_of
 from streaming.keys import partition_key
 from streaming.order import BOOST_MS, Priority
 from streaming.redis.client import RedisClient

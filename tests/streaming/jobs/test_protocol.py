@@ -15,10 +15,10 @@ from streaming.jobs.codec import Delta, Run, Terminal
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, UnreadableClaim
-from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.waiting import Backlog
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -32,7 +32,7 @@ async def test_a_job_is_put_claimed_logged_and_finished(wire: RedisClient) -> No
     """The whole life of a job leaves one record, an empty lane and no claim."""
     queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue)
-    assert (await queue.put(job)).place.before == 0
+    assert (await queue.put(job)).position.before == 0
     lease = await a_lease(wire)
     claim = await claim_one(lease)
     assert (claim.job, claim.attempt) == (job, 1)

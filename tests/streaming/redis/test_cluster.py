@@ -21,10 +21,10 @@ from streaming.ids import partition_of
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, HeldJob, Lease
-from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.relay import Relay
+from streaming.jobs.waiting import Backlog
 from streaming.keys import partition_key, prefix
 from streaming.order import Priority
 from streaming.redis.client import RedisClient

@@ -21,10 +21,10 @@ from streaming.ids import new_job_id
 from streaming.jobs.codec import Delta, Run, Section, Terminal
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
-from streaming.jobs.places import reserved_bytes
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.waiting import reserved_bytes
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient, ServerMemory
