@@ -158,7 +158,7 @@ class Claimer:
             if want <= 0:
                 return False
             if self._is_sole:
-                # A choice that waits for a place may not wait for a slow store.
+                # A choice that waits for a slot may not wait for a slow store.
                 on_round = self._starter.on_claim_round
                 looked = asyncio.get_running_loop().call_later(self._settings.poll_ms / 1000, on_round)
                 try:
@@ -176,7 +176,7 @@ class Claimer:
 
     async def _claim(self, partition: int, want: int, free: int) -> bool:
         alone, lowest, begins = partition in self._suspects, self._starter.batch_room(), self._starter.begins
-        shared, crowding = self._starter.kept_places()
+        shared, crowding = self._starter.shared_slots()
         self._under_way.add(partition)
         try:
             claimed = await self._lease.claim(
@@ -207,7 +207,7 @@ class Claimer:
 
     async def _begin_jobs(self, partition: int, jobs: Sequence[Claim | UnreadableClaim]) -> None:
         """Begin readable jobs, fail unreadable ones, put back those of a newer version. Jobs of lane interactive begin
-        first: free places are theirs, and no batch job gives way for another one. Raises Unavailable."""
+        first: free slots are theirs, and no batch job gives way for another one. Raises Unavailable."""
         newer: list[UnreadableClaim] = []
         chats: list[Claim] = []
         others: list[Claim] = []
@@ -275,7 +275,7 @@ class Claimer:
         return History(first_ms=history.first_ms)  # what its readers saw first
 
     def _wanted(self, partition: int) -> tuple[int, int]:
-        """How many jobs to claim, and how many of them find a place without a preemption. When suspects wait in a
+        """How many jobs to claim, and how many of them find a slot without a preemption. When suspects wait in a
         partition, the worker first finishes what it runs and then runs them one at a time."""
         if self._is_held(partition) or time.monotonic() < self._newer_until[partition]:
             return 0, 0
@@ -290,7 +290,7 @@ class Claimer:
         free = self._starter.room()
         self._starter.claimer_found_no_room = free <= 0
         free = max(0, free)
-        return free + (0 if self._suspects else self._starter.chat_room() + self._preemption.places()), free
+        return free + (0 if self._suspects else self._starter.chat_room() + self._preemption.freeable_slots()), free
 
     def _is_held(self, partition: int) -> bool:
         """Whether new jobs there are left to another shape. Not while this worker runs the partition's suspects, or may

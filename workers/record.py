@@ -217,7 +217,7 @@ class Recorder:
         self.metrics.gate_reserve.labels(self._model).set(reserve)
 
     def preempted(self) -> None:
-        """Record that a job gave up its place for one of lane interactive."""
+        """Record that a job gave up its slot for one of lane interactive."""
         self.metrics.preemptions.labels(self._model).inc()
 
     def released(self, job_id: str, outcome: str = HANDED_BACK) -> None:

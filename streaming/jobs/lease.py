@@ -54,7 +54,7 @@ LOG_KEEP_S = 86_400
 """The longest time for which a dead worker's log is kept; it expires sooner when the last of its jobs has ended."""
 
 HANDED_BACK, PREEMPTED, RETURNED = "handed_back", "preempted", "returned"
-"""Outcomes of an attempt whose job is put back: its worker drains, needs its place for a job of a higher lane,
+"""Outcomes of an attempt whose job is put back: its worker drains, needs its slot for a job of a higher lane,
 or cannot reach its server."""
 
 WRITTEN = frozenset((0, 1))
@@ -192,17 +192,17 @@ class Lease:
 
         Args:
             lowest: most jobs of the lowest lane.
-            free: places that are free, fewer than `want`: jobs beyond them are claimed from the highest lane alone. If
+            free: slots that are free, fewer than `want`: jobs beyond them are claimed from the highest lane alone. If
                 there are too few of these, the worker is marked as one that makes room, and will be woken for them.
-            shared: places for any tenant; jobs beyond them are claimed from tenants other than `crowding`.
+            shared: slots for any tenant; jobs beyond them are claimed from tenants other than `crowding`.
             begins: how many of `free` begin at once. A worker that got as many is not marked as idle, but as one that
                 prefetches: it will be woken if no other is idle.
         """
-        most, places, at_once = ["" if alone or each is None else each for each in (lowest, free, begins)]
+        most, free_slots, at_once = ["" if alone or each is None else each for each in (lowest, free, begins)]
         want = 1 if alone else want
         before, self._run = self._run, self._run + want
         kept: tuple[str | int, ...] = (shared, *crowding) if crowding and shared is not None and not alone else ()
-        args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, places, at_once)
+        args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, free_slots, at_once)
         now, frame, suspects, *taken = await self._client.call("claim", partition, *args, *kept)
         jobs = [taken[at : at + FIELDS_OF_JOB] for at in range(0, len(taken), FIELDS_OF_JOB)]
         if self._run == before + want:  # else a concurrent claim has reserved the following numbers

@@ -145,7 +145,7 @@ def hands_that_begin_nothing() -> Any:
     """Stands for the parts of a worker that its claimer has; notes what should begin."""
     hands = SimpleNamespace(
         begun=list[str](), begins=9, card=SimpleNamespace(capabilities=Capabilities()), room=lambda: 9,
-        batch_room=lambda: None, kept_places=lambda: (9, ()), chat_room=lambda: 0, places=lambda: 0,
+        batch_room=lambda: None, shared_slots=lambda: (9, ()), chat_room=lambda: 0, freeable_slots=lambda: 0,
         make_room=lambda _: None, stats=lambda: Stats(slots=9), engine_restart_reason=lambda _: "",
     )  # fmt: skip
 

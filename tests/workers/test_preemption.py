@@ -133,7 +133,7 @@ async def test_what_cannot_be_continued_exactly_keeps_its_place(wire: RedisClien
     job = await put_job(Queue(wire), "json", priority=Priority.BATCH, sampling=sampling)
     running = await start(LONG, engine=DeafEngine)
     await until(lambda: running.engine.stats().running == 1)
-    assert running.worker._preemption.places() == 0
+    assert running.worker._preemption.freeable_slots() == 0
     running.worker._preemption.free(1)
     assert job.id in running.worker._attempts
 

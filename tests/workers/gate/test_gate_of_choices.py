@@ -189,6 +189,6 @@ def test_who_has_had_a_place_preempts_nobody_for_the_next_one() -> None:
     held, lease, taken = HeldJobs(cast(Any, None)), cast(Any, None), cast(Any, bench.noted)
     held.attempts[line.job.id] = line
     preemption = Preemption(lease, held, bench.starter, taken, CARD.capabilities, lambda _: None)
-    assert preemption.places() == 1
+    assert preemption.freeable_slots() == 1
     preemption.make_way(chat)
     assert list(held.attempts) == [line.job.id]
