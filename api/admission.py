@@ -410,7 +410,7 @@ async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffe
     buffer = services.relay.open(job_id, whole=whole)
     buffer.accepted = True
     try:
-        await services.relay.follow(buffer, joining=True)
+        await services.relay.subscribe(buffer, joining=True)
     except store.Unavailable:
         services.relay.close(buffer)
         raise errors.job_unreadable(job_id) from None

@@ -86,7 +86,7 @@ async def deltas_of(
     buffer.accepted = True
     keep_alive_s = services.settings.keep_alive_s
     try:
-        await patiently(lambda: services.relay.follow(buffer))
+        await patiently(lambda: services.relay.subscribe(buffer))
         waits = record.state is JobState.QUEUED and not buffer.seq
         terminal: Terminal | None = None
         while terminal is None:

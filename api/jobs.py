@@ -229,7 +229,7 @@ async def wait_for_end(request: Request, job_id: str, seconds: float) -> JobReco
     try:
         with Watched(request.scope["state"]["connection"], buffer.hang_up) as client:
             # From here on the worker sends the job's end to this process; an earlier end shows in the state.
-            state = await services.queue.follow(job_id, services.relay.address)
+            state = await services.queue.add_address(job_id, services.relay.address)
             while (
                 not (state.final or buffer.terminal or buffer.hung_up) and (left_s := deadline - time.monotonic()) > 0
             ):

@@ -130,7 +130,7 @@ ENGINE_PRIORITY = {Priority.INTERACTIVE: 0.8, Priority.STANDARD: NEUTRAL_PRIORIT
 
 def _delta_readers(job: Job, reply: Sequence[str]) -> Sequence[str]:
     """The API processes that get a job's deltas. One whose client waits for an answer in one piece gets its end alone:
-    whoever follows the job there reads the log."""
+    who joins the job there reads the log."""
     return tuple([each for each in reply if job.stream or each != job.reply_to]) or (SILENT,)
 
 
@@ -266,8 +266,8 @@ class Attempt:
         """Note the Redis time of the run's first token (0: not known), which its opening tells to a later attempt."""
         self.opening = replace(self.opening, at_ms=at_us // 1000)
 
-    def follow(self, address: str) -> None:
-        """Add a reply address."""
+    def add_address(self, address: str) -> None:
+        """Send the deltas to one more address."""
         if address not in self.addresses:
             self.addresses = (*(known for known in self.addresses if known != SILENT), address)
             self.unnamed = True

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.engine import Capabilities, Failure
 from streaming.errors import Fenced, NewerMessage, Unavailable
-from streaming.jobs.codec import Cancel, Delta, Draft, Follow
+from streaming.jobs.codec import AddAddress, Cancel, Delta, Draft
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job, is_continuable
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
@@ -82,7 +82,7 @@ class Claimer:
         """By partition, the claim that has no reply yet."""
         self._under_way: set[int] = set()
         """Partitions with a claim in flight, or whose claimed jobs are being begun."""
-        self._early = defaultdict[str, list[Cancel | Follow]](list)
+        self._early = defaultdict[str, list[Cancel | AddAddress]](list)
         """By job, what was heard of it before the reply of its claim arrived."""
         self._suspects: set[int] = set()
         """Partitions whose suspects (jobs that may have killed a worker) this worker runs, one at a time."""
@@ -138,12 +138,12 @@ class Claimer:
         """Whether a claim is in flight there: Redis may count jobs as this worker's that it does not know yet."""
         return partition in self._under_way
 
-    def note(self, control: Cancel | Follow) -> None:
+    def note(self, control: Cancel | AddAddress) -> None:
         """Remember what is said of an unknown job, which a claim in flight may bring."""
         if self._under_way:
             self._early[control.job].append(control)
 
-    def early(self, job_id: str) -> Sequence[Cancel | Follow]:
+    def early(self, job_id: str) -> Sequence[Cancel | AddAddress]:
         """What was said of the job before it was claimed."""
         return self._early.get(job_id, ())
 

@@ -21,7 +21,7 @@ from penstock.loops import ExpectedErrors, retry_until, run_periodically, wait_a
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
-from streaming.jobs.codec import Cancel, Control, Cordon, Follow, Hold, Terminal, Wake
+from streaming.jobs.codec import AddAddress, Cancel, Control, Cordon, Hold, Terminal, Wake
 from streaming.jobs.history import History
 from streaming.jobs.job import JobState, unsupported, without_passed
 from streaming.jobs.lease import HANDED_BACK, Claim, Finish, Lease, UnreadableClaim
@@ -189,8 +189,8 @@ class Worker:
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
         for control in self._claimer.early(job.id):
-            if isinstance(control, Follow):
-                attempt.follow(control.address)
+            if isinstance(control, AddAddress):
+                attempt.add_address(control.address)
             else:
                 attempt.stop(JobState.CANCELLED, CANCELLED, control.by)
         self._recorder.claimed(attempt, self._now_us(attempt.partition))
@@ -393,9 +393,9 @@ class Worker:
                 self._room.set()
             case Cancel(job_id, by):
                 self._cancel(job_id, by)
-            case Follow(job_id, address):
+            case AddAddress(job_id, address):
                 if attempt := self._attempts.get(job_id):
-                    attempt.follow(address)
+                    attempt.add_address(address)
                 else:
                     self._claimer.note(control)
             case Cordon(reason):

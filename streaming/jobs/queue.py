@@ -70,7 +70,7 @@ class Queue:
     ) -> None:
         self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
         self._weights = weights
-        self._puts, self._follows = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
+        self._puts, self._added_addresses = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "", conversation: str = "") -> str:
         """Make a job id. A conversation determines the partition of its turns; else an idempotency key does, so that
@@ -249,19 +249,19 @@ class Queue:
 
     async def abandon(self, job_id: str, address: str, by: CancelledBy = CancelledBy.READER) -> bool:
         """Cancel a job because the last client of the process at `address` disconnected, and free its idempotency key;
-        but keep the job if other processes follow it or a client that does not wait has its id.
+        but keep the job if other processes get its tokens or a client that does not wait has its id.
 
         Returns whether the job ends by this. Raises UnknownJob, Unavailable.
         """
         answer = await self._client.call("cancel", self._partition(job_id), job_id, "", by, address)
         return answer != b"kept" and not _state_of(answer).final
 
-    async def follow(self, job_id: str, address: str, *, joining: bool = False) -> JobState:
-        """Subscribe `address` to a job's coming tokens; returns the job's state.
+    async def add_address(self, job_id: str, address: str, *, joining: bool = False) -> JobState:
+        """Have a job's coming tokens sent to `address`, too; returns the job's state.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
         """
-        answer = await self._follows.call(self._partition(job_id), job_id, address, "1" if joining else "")
+        answer = await self._added_addresses.call(self._partition(job_id), job_id, address, "1" if joining else "")
         if answer == b"abandoned":
             raise Abandoned(job_id)
         return _state_of(answer)

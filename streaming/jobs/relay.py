@@ -452,8 +452,8 @@ class Relay:
     def open(
         self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
     ) -> ReorderBuffer:
-        """Open a buffer for a job that carries this process's address: before the job is put, or before `follow` gives
-        it the address. Close it afterwards."""
+        """Open a buffer for a job that carries this process's address: before the job is put, or before `subscribe`
+        adds the address to it. Close it afterwards."""
         buffer = ReorderBuffer(job_id, after, runs=runs, whole=whole, rowless=rowless)
         buffer.checked = asyncio.get_running_loop().time()
         subscribers = self._subscribers.setdefault(job_id, Subscribers())
@@ -479,12 +479,12 @@ class Relay:
         """Whether this process has an open buffer for this job."""
         return job_id in self._subscribers
 
-    async def follow(self, buffer: ReorderBuffer, *, joining: bool = False) -> None:
-        """Subscribe to a job that another process put, and read its earlier deltas from the log.
+    async def subscribe(self, buffer: ReorderBuffer, *, joining: bool = False) -> None:
+        """Have the deltas of a job that another process put sent here, too, and read its earlier deltas from the log.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
         """
-        await self._queue.follow(buffer.job_id, self.address, joining=joining)
+        await self._queue.add_address(buffer.job_id, self.address, joining=joining)
         buffer.stale = True
         await self._read_soon(buffer)
 
@@ -681,7 +681,7 @@ class Relay:
             buffer.flush()
             if record is not None and record.terminal is not None and len(record.terminal.rows) >= ROWS_AT_ONCE:
                 await asyncio.sleep(0)
-        await asyncio.gather(*map(self._follow_again, unheard))
+        await asyncio.gather(*map(self._subscribe_again, unheard))
         for name, first in behind.items():
             await self._read_log(partition_of(jobs[0]) or 0, name, first, looked)
         for buffer, record in looked:
@@ -708,9 +708,9 @@ class Relay:
         except NewerMessage:
             self._end_newer(name, looked)
 
-    async def _follow_again(self, job_id: str) -> None:
+    async def _subscribe_again(self, job_id: str) -> None:
         with suppress(UnknownJob):
-            await self._queue.follow(job_id, self.address)
+            await self._queue.add_address(job_id, self.address)
 
     def _end_newer(self, name: LogName, looked: Iterable[tuple[ReorderBuffer, JobRecord | None]]) -> None:
         """End the readers of jobs whose deltas are in this log: a worker of a newer version wrote it, and this process

@@ -531,7 +531,7 @@ class Absent:
         self._client, self.refused = client, set[str]()
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("again", "follow", "outline", "position", "reset"):
+        if name not in ("again", "subscribe", "outline", "position", "reset"):
             return getattr(self._client, name)
 
         async def call(*args: object) -> object:
@@ -583,7 +583,7 @@ async def test_each_read_of_a_stream_that_has_begun_is_tried_again(
             await hand.finish()
     await relay.stop()
     assert names == [*(["stream.reset"] if seen else []), "queued", "started", "delta", "completed"]
-    assert relay.refused == {"follow"} and reader.refused >= {"outline", "position"}
+    assert relay.refused == {"subscribe"} and reader.refused >= {"outline", "position"}
     assert queue.refused == ({"reset"} if shown else set())
 
 

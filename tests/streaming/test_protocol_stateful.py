@@ -254,7 +254,7 @@ class QueueMachine(StoreMachine):
     def follow(self, data: st.DataObject) -> None:
         """One more reader, from now on; asking twice is asking once."""
         job = self._some_job(data)
-        assert self.run(self.queue.follow(job.job.id, OTHER)) is job.state
+        assert self.run(self.queue.add_address(job.job.id, OTHER)) is job.state
         if not job.state.final and job.followed is None:
             job.followed = len(job.rows)
 
@@ -276,7 +276,7 @@ class QueueMachine(StoreMachine):
         runs = [logged.run for logged in (await self.reader.record(job_id)).runs]
         seen = runs[: runs.index(job.authors[after - 1]) + 1] if after else []
         buffer = relay.open(job_id, after, runs=seen)
-        await relay.follow(buffer)
+        await relay.subscribe(buffer)
         return await buffer.take(0)
 
     # --- workers -----------------------------------------------------------------------------------------------------

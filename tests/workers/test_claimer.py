@@ -14,7 +14,7 @@ from sim_worker import Running, Start, ended, expected, put_job, text_of, until
 
 from penstock.engine import Capabilities, EngineDead, Stats
 from streaming.fleet.plans import Plans, claim_lead
-from streaming.jobs.codec import Cancel, Follow, encode
+from streaming.jobs.codec import AddAddress, Cancel, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JOB_VERSION, JobState
 from streaming.jobs.lease import Claim, Claimed, Lease
@@ -178,7 +178,7 @@ async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: 
     claims = [asyncio.create_task(claimer._claim(partition, 1, 1)) for partition in (0, 1)]
     while not (claimer.may_bring(0) and claimer.may_bring(1)):
         await asyncio.sleep(0)
-    said = [Follow("j", "reader"), Cancel("j", "owner")]
+    said = [AddAddress("j", "reader"), Cancel("j", "owner")]
     for control in said:
         claimer.note(control)
     gates[0].set()

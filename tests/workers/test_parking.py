@@ -101,7 +101,7 @@ async def test_a_reader_gets_from_it_what_was_never_published(wire: RedisClient,
     authors = [runs[0], runs[0], runs[1], runs[1], runs[2], runs[2]]
     late, behind = relay.open(job.id), relay.open(job.id, 1, runs=runs[:1])
     for buffer, first in ((there, 1), (late, 1), (behind, 2)):
-        await relay.follow(buffer)
+        await relay.subscribe(buffer)
         seen = await read_from(buffer, 7 - first)
         assert seen == list(range(first, 7))
         assert [buffer.author(seq) for seq in seen] == authors[first - 1 :]
@@ -132,7 +132,7 @@ async def test_a_slow_reader_goes_on_where_it_was(
 
     monkeypatch.setattr("streaming.jobs.relay.read_log", noted)
     buffer = relay.open(job.id)
-    await relay.follow(buffer)
+    await relay.subscribe(buffer)
     assert await read_from(buffer, count) == list(range(1, count + 1)) and len(starts) > 1, (
         "the buffer was full at least once"
     )

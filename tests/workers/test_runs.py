@@ -10,7 +10,7 @@ from flow import append, claim_one, delta, lapse, waits_again
 from sim_worker import Start, ended, expected, has_deltas, lose_lease, put_job, text_of, until
 
 from penstock.engine import ChatTurn, Sampling
-from streaming.jobs.codec import Control, Follow, Frame, Terminal, decode_reply
+from streaming.jobs.codec import AddAddress, Control, Frame, Terminal, decode_reply
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import JobState
@@ -165,7 +165,7 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Redis
 
     def obeyed(control: Control) -> None:
         obey(control)
-        if isinstance(control, Follow):
+        if isinstance(control, AddAddress):
             followed.set()
 
     reader.records = slow  # type: ignore[method-assign]
@@ -173,7 +173,7 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Redis
     address = channel("api", "reader")
     async with wire.subscribe(address) as subscription:
         await asyncio.wait_for(reading.wait(), 20)
-        await queue.follow(job.id, address)
+        await queue.add_address(job.id, address)
         reply = decode_reply(await asyncio.wait_for(subscription.message(), 20))
         assert isinstance(reply, Frame) and job.id in [each.job for each in reply.openings.values()]
 

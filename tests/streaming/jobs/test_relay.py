@@ -112,7 +112,7 @@ async def test_a_late_reader_reads_a_long_log_about_once(
 
     monkeypatch.setattr("streaming.jobs.relay.read_log", counted)
     buffer = relay.open(job_id)
-    await relay.follow(buffer)
+    await relay.subscribe(buffer)
     taken = 0
     while taken < frames * rows:
         taken += len((await buffer.take(20))[0])
@@ -240,7 +240,7 @@ async def test_copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone
 async def first_of(relay: Relay, job_id: str, count: int) -> list[tuple[int, Run | None]]:
     """The first deltas that a reader who comes now is given of a running job, and who wrote each."""
     buffer = relay.open(job_id)
-    await relay.follow(buffer)
+    await relay.subscribe(buffer)
     seen: list[int] = []
     async with asyncio.timeout(20):
         while len(seen) < count:
@@ -492,7 +492,7 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, rel
         relay.close(second)
     assert not relay._subscribers and not relay._by_run
     late = relay.open(job_id)
-    await relay.follow(late)
+    await relay.subscribe(late)
     await running.write(1, relay.address)
     await running.finish()
     assert await numbers_read(late) == [1, 2, 3], "its name is in the log"

@@ -141,7 +141,7 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: RedisCli
         (claim,) = (await lease.claim(partition_of(job.id) or 0, 1)).jobs
         assert isinstance(claim, Claim) and claim.job.id == job.id
         numbers[job.id] = claim.run_number
-        assert await queue.follow(job.id, "somewhere") is JobState.RUNNING
+        assert await queue.add_address(job.id, "somewhere") is JobState.RUNNING
     for job in jobs[1:]:
         assert await lease.beat(partition_of(job.id) or 0) == {job.id: HeldJob(numbers[job.id], False)}
         await lease.release(job.id, numbers[job.id])
@@ -251,7 +251,7 @@ async def test_a_killed_primary_is_replaced_by_its_replica(tmp_path: Path) -> No
             with Redis(port=doomed) as client:
                 os.kill(int(client.info("server")["process_id"]), signal.SIGKILL)
             await until(lambda: nodes.owner(0, replica) == replica)
-            await until(lambda: Queue(wire).follow(flow.accepted[0], "nobody"))
+            await until(lambda: Queue(wire).add_address(flow.accepted[0], "nobody"))
             stack.enter_context(nodes.server(doomed))
             await flow.more(30)
             records = await flow.all_done()

@@ -296,7 +296,7 @@ async def test_what_drains_a_full_store_runs(small: tuple[RedisClient, Redis]) -
     held = await first.beat(0)
     assert held.keys() == {job.id for job in jobs}
     await first.calls([append(first, {SILENT: [delta(claim, 1) for claim in claims]}, *claims)])
-    assert await queue.follow(jobs[0].id, "penstock:api:late") is JobState.RUNNING
+    assert await queue.add_address(jobs[0].id, "penstock:api:late") is JobState.RUNNING
     await queue.cancel(jobs[1].id)
     await first.calls(
         [first.finish_call(Finish(Terminal(jobs[0].id, JobState.COMPLETED, 1), claims[0].run_number, False))]
