@@ -138,10 +138,10 @@ class Attempt:
     """The worker's object for one run of a job (`codec.Run`), which continues after `history`: earlier deltas."""
 
     __slots__ = (
-        *("claim", "run_number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check"),
+        *("claim", "run_number", "job", "partition", "continued_tokens", "opening", "seq", "first_frame"),
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
         *("choices", "_history", "_sections", "_kept_ms", "_record", "_kept", "_counts", "_finishes", "_prompts"),
-        *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes", "first_ms"),
+        *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes", "first_ms", "check"),
     )
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
 
@@ -151,7 +151,8 @@ class Attempt:
         self.run_number = claim.run_number
         """Identifies the job in this worker's frames."""
         self._history, self._sections = history.rows, history.sections
-        self.past_tokens: tuple[int, ...] = ()
+        self.continued_tokens: tuple[int, ...] = ()
+        """Of the text that this run continues, the tokens that each earlier run generated, oldest run first."""
         self.first_ms, self._kept_ms = history.first_ms, 0
         """Redis time of the job's first token, if an earlier run generated it, else 0; and for how long what is kept of
         earlier runs was generated."""
@@ -161,9 +162,8 @@ class Attempt:
         self._record, self._kept = bytearray(), list[Kept]()
         """All deltas of the job, as they are logged and as its record will keep them. The first are concatenated: one
         buffer instead of an object per delta keeps the hot data of the token path in the processor's cache."""
-        self.choices = job.choices
-        self._counts = [0] * self.choices
-        """Tokens generated, by choice."""
+        self.choices, self._counts = job.choices, [0] * job.choices
+        """`_counts`: tokens generated, by choice."""
         self.first_frame = claim.first_frame
         """The first frame of the log that a replay of this job still needs."""
         self.check: asyncio.Task[None] | None = None
@@ -203,7 +203,7 @@ class Attempt:
 
     def _take_over(self, history: History) -> None:
         """Take what earlier runs logged."""
-        self.past_tokens, self._kept_ms = history.tokens, kept_ms(history, self.claim.earlier_attempts)
+        self.continued_tokens, self._kept_ms = history.tokens, kept_ms(history, self.claim.earlier_attempts)
         times = self.first_ms, self._kept_ms
         self.opening = Opening(self.job.id, self.seq + 1, history.last_run, (), 0, *times)
         for row in history.rows:
@@ -477,7 +477,7 @@ class Attempt:
             self._all_sections(worker),
             packed(self.seq, self._record),
             generated,
-            (*self.past_tokens, sum(self._counts) - sum(self.past_tokens)) if self._sections else (),
+            (*self.continued_tokens, sum(self._counts) - sum(self.continued_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
             served_by(self.choices, self.servers, self.job.model),
             cancelled_by,

@@ -272,7 +272,7 @@ class Recorder:
             accepted_us=claim.accepted_us,
             started_us=claim.started_us or claim.claimed_us,
             claimed_us=claim.claimed_us,
-            continued_tokens=sum(attempt.past_tokens),
+            continued_tokens=sum(attempt.continued_tokens),
             choices=attempt.choices,
             stream=job.stream,
             attempts=claim.attempt,
@@ -367,5 +367,5 @@ def answered(attempt: Attempt, end: Terminal) -> dict[str, str | int | float | b
 
 
 def _continued(attempt: Attempt) -> dict[str, int]:
-    count = sum(attempt.past_tokens)
+    count = sum(attempt.continued_tokens)
     return {names.CONTINUED_TOKENS: count} if count else {}
