@@ -12,8 +12,8 @@ from streaming.fleet.process import Served
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import HANDED_BACK
-from streaming.jobs.reaper import attempt_id, link_before, own_attempts, requested, span_name, write_lost
 from streaming.jobs.records import JobRecord, end_record, request_record
+from streaming.jobs.spans import attempt_id, link_before, own_attempts, requested, span_name, write_lost
 from telemetry import tracing as names
 from telemetry.gpu import GpuReading
 from telemetry.latency import PARTS, engine_parts, lost_between
@@ -85,7 +85,7 @@ class Recorder:
     An attempt whose trace is sampled has up to four spans: `queue`, from the acceptance (or from the end of the attempt
     before) to the claim; the attempt itself, from the claim until the store has its end, named as the GenAI conventions
     ask; in it `engine`, from the hand-over to the last token; and `finish`, the write of its end. The span of an
-    attempt links to that of the attempt before it, whichever worker had that one (streaming/jobs/reaper.py).
+    attempt links to that of the attempt before it, whichever worker had that one (streaming/jobs/spans.py).
     """
 
     def __init__(
