@@ -47,7 +47,6 @@ class ChoiceStarter:
         card: ModelCard,
         settings: WorkerSettings,
         recorder: Recorder,
-        room: asyncio.Event,
         *,
         on_stopped: Callable[[Attempt], None],
         targets: LaneTargets = NO_TARGETS,
@@ -55,13 +54,14 @@ class ChoiceStarter:
     ) -> None:
         """
         Args:
-            room: set when the claimer should look for jobs.
             on_stopped: called with an attempt whose choice the engine refused after others had started.
             targets: latencies that chats keep; without any, lane batch is limited by the cache alone.
             weights: of tenants, for their shares of the slots.
         """
         self._engine, self.card, self._settings, self._recorder = engine, card, settings, recorder
-        self._room, self._on_stopped = room, on_stopped
+        self._on_stopped = on_stopped
+        self.look = asyncio.Event()
+        """Set when the claimer should look for jobs: there may be more room, or more work."""
         self.running: dict[str, tuple[Attempt, int]] = {}
         """Running choices, by the engine's request id: the attempt, and the index of the choice."""
         self.batch_texts = 0
@@ -74,7 +74,7 @@ class ChoiceStarter:
         The next slot goes to a waiting choice, if its lane is not lower."""
         self._starts = 0
         """Choices started so far."""
-        self.claimer_found_no_room = False
+        self.is_full = False
         """Whether the claimer found no room when it last looked: it looks again as soon as a slot is free."""
         self._is_offered = False
         """A free slot is kept for the claimer until it has looked for jobs."""
@@ -107,11 +107,6 @@ class ChoiceStarter:
         return reserved_slots(self.stats().slots, self._settings.reserved_slots)
 
     @property
-    def has_backlog(self) -> bool:
-        """Whether too many held jobs have waiting choices, so that this worker should claim no more."""
-        return len(self.waiting) >= PARTIAL_PER_SLOT * self.stats().slots if self.waiting else False
-
-    @property
     def texts(self) -> int:
         """Number of choices that the engine runs or queues."""
         return len(self.running)
@@ -120,16 +115,26 @@ class ChoiceStarter:
         """Statistics of the engine."""
         return self._engine.stats()
 
-    def room(self) -> int:
-        """How many jobs to claim: as many as find a slot, and `prefetch` to be at hand; none while a job above lane
-        batch waits at the gate of an engine that is limited by its cache."""
-        free, prefetch = self.stats().slots - self.texts, self._settings.prefetch
+    def room(self) -> int | None:
+        """How many jobs the claimer may claim: as many as find a slot, and `prefetch` to be at hand; none while a job
+        above lane batch waits at the gate of an engine that is limited by its cache. None: none, whatever their lane,
+        because the engine takes nothing or too many held jobs have waiting choices."""
+        stats, prefetch, self.is_full = self.stats(), self._settings.prefetch, False
+        if self.dead is not None or not stats.accepts:
+            return None
+        if self.waiting and len(self.waiting) >= PARTIAL_PER_SLOT * stats.slots:
+            self.is_full = True
+            return None
+        free = stats.slots - self.texts
         held_back = sum([each.job.priority is not Priority.BATCH for each in self._held_back()])
         if not self._limits_cache:
             self.begins = max(0, free - held_back)
-            return free - held_back + prefetch
-        self.begins = 0 if held_back else self._fitting(self._lane, free)
-        return 0 if held_back else min(self.begins + prefetch, MAX_CLAIM)
+            found = max(0, free - held_back + prefetch)
+        else:
+            self.begins = 0 if held_back else self._fitting(self._lane, free)
+            found = 0 if held_back else min(self.begins + prefetch, MAX_CLAIM)
+        self.is_full = not found
+        return found
 
     def shared_slots(self) -> tuple[int, Sequence[str]]:
         """How many slots are for jobs of any tenant, and the tenants that get none beyond these: the last slots are
@@ -326,7 +331,7 @@ class ChoiceStarter:
         for attempt in waiting:
             if not attempt.waits:
                 self.waiting.pop(attempt.job.id, None)
-                self._room.set()
+                self.look.set()
 
     def _start_next(self, attempt: Attempt) -> None:
         """Start the next choice of a waiting job; its first one is stamped as handed over now, not when it was queued.
@@ -359,9 +364,9 @@ class ChoiceStarter:
         """Called when a choice has ended: a waiting choice takes its slot. If no slot is kept for claims and the
         claimer found no room last time, the claimer looks first; on a full worker, every second time."""
         overtaken = any(self._is_overtaken(attempt) for attempt in self.waiting.values())
-        if self.claimer_found_no_room and not self._settings.prefetch and not overtaken:
+        if self.is_full and not self._settings.prefetch and not overtaken:
             self._is_offered = True
-            self._room.set()
+            self.look.set()
         else:
             self.start_waiting()
 

@@ -52,8 +52,8 @@ def job_restart_reason(job: Job, capabilities: Capabilities, history: Sequence[D
 
 
 class Claimer:
-    """Claims for one worker until `end`. Setting the event `look` starts a round at once: there may be more room or
-    more work."""
+    """Claims for one worker until `end`: as many jobs as the starter has room for, in a round at once when its event
+    `look` is set."""
 
     def __init__(
         self,
@@ -63,7 +63,6 @@ class Claimer:
         starter: ChoiceStarter,
         held: HeldJobs,
         preemption: Preemption,
-        look: asyncio.Event,
         *,
         begin: Callable[[Claim, History, Failure | None], None],
         refuse: Callable[[UnreadableClaim], None],
@@ -76,7 +75,7 @@ class Claimer:
             on_fenced: called with the partition in which this worker has lost its lease.
         """
         self._lease, self._reader, self._settings = lease, reader, settings
-        self._starter, self._held, self._preemption, self._look = starter, held, preemption, look
+        self._starter, self._held, self._preemption, self._look = starter, held, preemption, starter.look
         self._begin, self._refuse, self._on_fenced = begin, refuse, on_fenced
         self._claims: dict[int, asyncio.Task[bool]] = {}
         """By partition, the claim that has no reply yet."""
@@ -116,7 +115,7 @@ class Claimer:
                 self._starter.on_claim_round()
                 turn.rotate(-1)
             await asyncio.gather(*self._claims.values())  # this worker still runs what they claim
-            self._starter.claimer_found_no_room = False
+            self._starter.is_full = False
             self._starter.on_claim_round()
         finally:
             for claim in self._claims.values():
@@ -281,15 +280,9 @@ class Claimer:
             return 0, 0
         if self._suspects and (self._held.attempts or self._claims or partition not in self._suspects):
             return 0, 0
-        if self._starter.dead is not None or not self._starter.stats().accepts:
-            self._starter.claimer_found_no_room = False
-            return 0, 0
-        if self._starter.has_backlog:
-            self._starter.claimer_found_no_room = True
-            return 0, 0
         free = self._starter.room()
-        self._starter.claimer_found_no_room = free <= 0
-        free = max(0, free)
+        if free is None:
+            return 0, 0
         return free + (0 if self._suspects else self._starter.chat_room() + self._preemption.freeable_slots()), free
 
     def _is_held(self, partition: int) -> bool:

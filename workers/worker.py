@@ -71,10 +71,9 @@ class Worker:
         self._clock = Clock(client)
         self._held = HeldJobs(self.lease)
         self._attempts = self._held.attempts
-        self._room = asyncio.Event()
         on_stopped = self._end_if_over_and_send
         self._starter = ChoiceStarter(
-            engine, card, settings, recorder, self._room, on_stopped=on_stopped, targets=targets, weights=weights
+            engine, card, settings, recorder, on_stopped=on_stopped, targets=targets, weights=weights
         )
         self._choices, self._partial = self._starter.running, self._starter.waiting
         """The same dicts as in the starter, because `on_step` reads them for every piece."""
@@ -91,7 +90,6 @@ class Worker:
             self._starter,
             self._held,
             self._preemption,
-            self._room,
             begin=self.begin,
             refuse=self.refuse,
             on_fenced=self.lose,
@@ -230,8 +228,8 @@ class Worker:
             if choice is None:  # handed back or preempted: its next worker continues it
                 if piece.last:
                     freed = True
-                    if self._starter.claimer_found_no_room:
-                        self._room.set()
+                    if self._starter.is_full:
+                        self._starter.look.set()
                 continue
             attempt, index = choice
             finish = piece.finish
@@ -254,8 +252,8 @@ class Worker:
                 self._starter.end(attempt, index, piece)
                 self._end_if_over(attempt)
                 freed = True
-                if self._starter.claimer_found_no_room and not attempt.over:
-                    self._room.set()  # where a job ends, this is done once that is written
+                if self._starter.is_full and not attempt.over:
+                    self._starter.look.set()  # where a job ends, this is done once that is written
         if self._partial and (freed or self._starter.is_due(now)):
             self._starter.refill()
             self._preemption.retry_preemption(now)
@@ -323,7 +321,7 @@ class Worker:
         if ended:
             self._recorder.written(ended, self._now_us(ended[0][0].partition), self.lease.name)
         if step.finishes:
-            self._room.set()
+            self._starter.look.set()
 
     # --- checks of answers -------------------------------------------------------------------------------------------
 
@@ -390,7 +388,7 @@ class Worker:
     def _obey(self, control: Control) -> None:
         match control:
             case Wake():
-                self._room.set()
+                self._starter.look.set()
             case Cancel(job_id, by):
                 self._cancel(job_id, by)
             case AddAddress(job_id, address):
@@ -446,7 +444,7 @@ class Worker:
         for attempt in self._held.of(partition):
             self._let_go(attempt.job.id)
         self._losing.set()
-        self._room.set()
+        self._starter.look.set()
         if self._has_leases:
             self._on_cordon(f"its lease in partition {partition} was taken")
 
@@ -465,8 +463,8 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
                 while self._attempts and self._has_leases:
-                    self._room.clear()
-                    await self._room.wait()
+                    self._starter.look.clear()
+                    await self._starter.look.wait()
         if self._has_leases and await self._hand_back():
             self._leaving = True
             await self._leave()

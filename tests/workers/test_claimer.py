@@ -146,7 +146,8 @@ def hands_that_begin_nothing() -> Any:
     hands = SimpleNamespace(
         begun=list[str](), begins=9, card=SimpleNamespace(capabilities=Capabilities()), room=lambda: 9,
         batch_room=lambda: None, shared_slots=lambda: (9, ()), chat_room=lambda: 0, freeable_slots=lambda: 0,
-        make_room=lambda _: None, stats=lambda: Stats(slots=9), engine_restart_reason=lambda _: "",
+        make_room=lambda _: None, stats=lambda: Stats(slots=9), look=asyncio.Event(),
+        engine_restart_reason=lambda _: "",
     )  # fmt: skip
 
     async def refusal(_: Claim) -> None:
@@ -162,7 +163,7 @@ def a_claimer(wire: RedisClient, lease: Lease) -> tuple[Claimer, Any]:
     hands = hands_that_begin_nothing()
     given = {"begin": hands.begin, "refuse": hands.refuse, "on_fenced": lambda _: None}
     parts = hands, HeldJobs(lease), hands
-    return Claimer(lease, JobReader(wire), WorkerSettings(), *parts, asyncio.Event(), **given), hands
+    return Claimer(lease, JobReader(wire), WorkerSettings(), *parts, **given), hands
 
 
 async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: RedisClient) -> None:
@@ -205,7 +206,7 @@ async def test_each_round_begins_with_another_partition(wire: RedisClient) -> No
 
     lease.claim = claim  # type: ignore[method-assign]
     claimer, hands = a_claimer(wire, lease)
-    hands.on_claim_round, hands.has_backlog, hands.dead = next_round, False, None
+    hands.on_claim_round = next_round
     rounds.append([])
     await claimer.run([0, 1, 2])
     assert rounds[:3] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]

@@ -151,7 +151,7 @@ async def full_of_batch(
     queue = Queue(wire)
     jobs = [await put_job(queue, f"line {number}", tokens, priority=Priority.BATCH) for number in range(12)]
     running = await start(LONG, settings)
-    await until(lambda: running.engine.stats().running == LONG.slots and running.worker._starter.claimer_found_no_room)
+    await until(lambda: running.engine.stats().running == LONG.slots and running.worker._starter.is_full)
     return running, jobs
 
 

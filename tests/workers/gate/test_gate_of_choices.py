@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 import pytest
@@ -50,7 +49,7 @@ class Bench:
         lanes = LaneTargets(interactive=targets or LatencyTargets())
         whole = cast(Any, self.noted)
         self.starter = ChoiceStarter(
-            whole, CARD, WorkerSettings(**settings), whole, asyncio.Event(), on_stopped=lambda _: None, targets=lanes
+            whole, CARD, WorkerSettings(**settings), whole, on_stopped=lambda _: None, targets=lanes
         )
         self._count = 0
 
