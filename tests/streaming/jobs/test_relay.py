@@ -227,7 +227,7 @@ async def test_copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone
     running = await Running.begin(wire, relay, job_id)
     await running.write(2, SILENT)
     first, heir = running.run, await a_lease(wire)
-    await running.lease.release(job_id, first.run_number)
+    await running.lease.release(job_id, first.number)
     claim = await claim_one(heir)
     await wire.redis.delete(partition_key(0, "log", first.worker))
     rows = [delta(-claim.run_number, 1), delta(-claim.run_number, 2), delta(claim, 3)]

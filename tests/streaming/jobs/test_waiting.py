@@ -1,4 +1,4 @@
-"""The place of a waiting job in the order of the queue, and its reason: one look for all who ask of a tenant."""
+"""The position of a waiting job in the order of the queue, and its reason: one look for all who ask of a tenant."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from flow import MODEL, a_job, a_lease, lapse, put_job, until
 
 from streaming.errors import NoCapacity, Unavailable, UnknownJob
-from streaming.jobs import places
 from streaming.jobs.codec import encode
 from streaming.jobs.job import Endpoint, Job, Text
 from streaming.jobs.lease import Claim, Lease
@@ -71,7 +70,7 @@ async def test_one_look_serves_all_who_ask_at_the_same_time(wire: RedisClient) -
 
 async def test_beyond_the_bound_every_place_is_the_bound(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long lane is not read to its end, however often somebody there asks."""
-    monkeypatch.setattr(places, "MAX_COUNTED", 10)
+    monkeypatch.setattr("streaming.jobs.waiting.MAX_COUNTED", 10)
     ids, reader = await waiting(wire, 15), JobReader(wire)
     records = [await reader.record(job) for job in ids]
     before = await looks(wire)
