@@ -191,7 +191,7 @@ async def test_jobs_ever_put_are_counted(wire: RedisClient) -> None:
     assert (lane.added, lane.waiting, lane.running) == (3, 1, 2)
     job = claimed.jobs[0]
     assert isinstance(job, Claim)
-    await lease.release(job.job.id, job.number)
+    await lease.release(job.job.id, job.run_number)
     lane = await lane_of(wire, Priority.STANDARD)
     assert (lane.added, lane.waiting, lane.running) == (3, 2, 1)
     assert (await lane_of(wire, Priority.BATCH)).added == 1
