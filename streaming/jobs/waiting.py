@@ -315,8 +315,7 @@ class LineHead(NamedTuple):
     """One read of a tenant's first entries in a lane, finished or under way; `began` is monotonic time."""
 
     began: float
-    read: asyncio.Task[tuple[Sequence[Any], Mapping[bytes, int]]]
-    """The answer of the script `waiting`, and the index of each entry in it."""
+    read: asyncio.Task[LineRead]
 
 
 class QueuePositions:
@@ -363,6 +362,6 @@ class QueuePositions:
         if (read.cancelled() or read.exception()) and self._looks.get(line) is look:
             del self._looks[line]
 
-    async def _read(self, partition: int, lane: str, tenant: str) -> tuple[Sequence[Any], Mapping[bytes, int]]:
+    async def _read(self, partition: int, lane: str, tenant: str) -> LineRead:
         read: Sequence[Any] = await self._client.call("waiting", partition, lane, tenant, MAX_COUNTED, "")
         return read, {entry: index for index, entry in enumerate(read[0])}
