@@ -75,7 +75,7 @@ class BadLine(Exception):
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.code, self.message, self.param = code, message, param
+        self.code, self.param = code, param
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class Lease:
         self._lease_ms = client.settings.lease_ms
         self._frames, self._oldest = dict.fromkeys(client.partitions, 0), dict.fromkeys(client.partitions, 0)
         """By partition: the last frame, and the oldest one that was still needed then."""
-        self._run = 0
+        self._last_run = 0
         """Number of the last run."""
         self._renewed = dict.fromkeys(client.partitions, 0.0)
         """By partition: when a step last renewed the lease (monotonic)."""
@@ -200,13 +200,13 @@ class Lease:
         """
         most, free_slots, at_once = ["" if alone or each is None else each for each in (lowest, free, begins)]
         want = 1 if alone else want
-        before, self._run = self._run, self._run + want
+        before, self._last_run = self._last_run, self._last_run + want
         kept: tuple[str | int, ...] = (shared, *crowding) if crowding and shared is not None and not alone else ()
         args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, free_slots, at_once)
         now, frame, suspects, *taken = await self._client.call("claim", partition, *args, *kept)
         jobs = [taken[at : at + FIELDS_OF_JOB] for at in range(0, len(taken), FIELDS_OF_JOB)]
-        if self._run == before + want:  # else a concurrent claim has reserved the following numbers
-            self._run = before + len(jobs)  # reuse unused numbers: small ones are shorter in every frame
+        if self._last_run == before + want:  # else a concurrent claim has reserved the following numbers
+            self._last_run = before + len(jobs)  # reuse unused numbers: small ones are shorter in every frame
         return Claimed([_claim(item, partition, float(now), frame, self.id) for item in jobs], bool(suspects))
 
     def next_frame(self, partition: int) -> int:

@@ -315,12 +315,12 @@ class ReorderBuffer:
             self._looked, self.checked, self.patience = self.seq, now, TICK_S
         return now - self.checked >= min(self.patience, silence)
 
-    def look(self, now: float, longest: float) -> None:
+    def look(self, now: float) -> None:
         """Note that record and log are being read: sets the time of the next read."""
         new = self.seq != self._looked
         self._looked, self.checked = self.seq, now
         self._haste = TICK_S / LOOKS if new or not self.stale else min(2 * self._haste, MAX_RETRY_DELAY_S)
-        self.patience, self.stale = min(self.patience * 2, longest), False
+        self.patience, self.stale = min(self.patience * 2, MAX_SILENCE_S), False
 
     def hang_up(self) -> None:
         """Note that the reader's client has disconnected, and wake the reader."""
@@ -666,7 +666,7 @@ class Relay:
         unheard: set[str] = set()
         """Jobs whose record does not have this address: the store has lost it, or an older worker dropped it."""
         for (buffer, record), was_there, held in zip(looked, there, standing, strict=True):
-            buffer.look(now, MAX_SILENCE_S)
+            buffer.look(now)
             if record is None:
                 if was_there:  # else the record was read before the put reached the store
                     buffer.end(Terminal(buffer.job_id, JobState.FAILED, buffer.seq, failure=GONE))

@@ -31,7 +31,7 @@ from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, Input, ModelCard, Sa
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
 from streaming.keys import kind_of, parse_lane, partition_key
-from streaming.order import COUNTER_SCALE, LaneDepth, Priority, WaitingDeadline, patience_ms, units
+from streaming.order import COUNTER_SCALE, LaneDepth, Priority, WaitingDeadline, patience_ms
 from streaming.redis.client import Call, ClientUser, Query, RedisClient
 
 MAX_DEADLINES = 32
@@ -159,10 +159,6 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     """From its arrival to its latest start."""
     may_write: int
     """Bytes, as `reserved_bytes` counts."""
-
-    @property
-    def units(self) -> int:
-        return units(self.prompt, self.output)
 
 
 def cost_of(job: Job, card: ModelCard | None = None) -> Cost:

@@ -116,12 +116,12 @@ class Headroom:
         share.taken += size + owed
         return Reservation(share.memory.owed[partition] + room, share, size + owed)
 
-    def fits(self, partition: int, needed: int, *, part: bool = False) -> bool:
-        """Whether a job of `needed` bytes can be decided now: it would be accepted, or refused for good."""
+    def fits(self, partition: int, needed: int) -> bool:
+        """Whether a batch's line of `needed` bytes can be decided now: it would be accepted, or refused for good."""
         share = self._shares.get(partition)
         if share is None or not share.memory.allowed:
             return True
-        most = BATCH_LINE_SHARE if part else ADMISSION_SHARE
+        most = BATCH_LINE_SHARE
         return share.taken + needed <= room_of(share.memory, most) or needed > max_job_bytes(share.memory, most)
 
 

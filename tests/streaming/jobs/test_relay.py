@@ -506,12 +506,12 @@ def test_what_no_log_has_is_looked_for_less_and_less_often() -> None:
         buffer.push(delta(0, 3), FIRST)
         if buffer.is_due(now, 2.0):
             looks += 1
-            buffer.look(now, 60.0)
+            buffer.look(now)
         now += 0.01
     assert 30 <= looks <= 36
     buffer.push(delta(0, 2), FIRST)
     buffer.push(delta(0, 5), FIRST)
     assert buffer.seq == 3 and buffer.is_due(now + 1.0, 2.0)
-    buffer.look(now + 1.0, 60.0)
+    buffer.look(now + 1.0)
     buffer.push(delta(0, 5), FIRST)
     assert buffer.is_due(now + 1.1, 2.0), "something new came: soon again"

@@ -46,7 +46,7 @@ from streaming.redis.settings import Address, RedisSettings, parse_address
 ])  # fmt: skip
 def test_an_address_is_taken_apart(url: str, kind: Any, more: dict[str, Any]) -> None:
     """Each kind, with what it may carry."""
-    assert parse_address(url) == Address(kind, url, **more)
+    assert parse_address(url) == Address(kind, **more)
 
 
 @pytest.mark.parametrize("url", [
