@@ -404,6 +404,7 @@ RESERVED_FROM = Priority.BATCH
 class Ahead:
     """The work that waits before a job, in its lane and in higher ones, and the time limit for it."""
 
+    lane: str
     jobs: int
     """Including the job itself."""
     tokens: float
@@ -434,7 +435,7 @@ def wait_s(snapshot: Snapshot, demand: Demand, workers: int) -> dict[str, float]
     reserved = workers * sum(worker.reserved for worker in snapshot.ready) / max(1, len(snapshot.ready))
     waits: dict[str, float] = {}
     for lane, size, jobs, tokens, overtaking in _in_order(snapshot, demand):
-        ahead = Ahead(jobs + lane.waiting + 1, tokens + lane.waiting * size + size, overtaking, 0.0, "")
+        ahead = Ahead(lane.priority, jobs + lane.waiting + 1, tokens + lane.waiting * size + size, overtaking, 0.0, "")
         kept = lane.running + round(reserved) if lane.priority == RESERVED_FROM else 0
         waits[lane.priority] = clear_s(ahead, workers, demand, max(snapshot.running, kept))
     return waits
@@ -461,12 +462,12 @@ def constraints(snapshot: Snapshot, demand: Demand, limits: ScalingLimits) -> It
     for lane, size, jobs, tokens, overtaking in _in_order(snapshot, demand):
         if lane.waiting:
             whole = jobs + lane.waiting, tokens + lane.waiting * size
-            yield Ahead(*whole, overtaking, *_target(lane, demand, limits))
+            yield Ahead(lane.priority, *whole, overtaking, *_target(lane, demand, limits))
             for due in snapshot.due:
                 if due.priority is lane.priority:
                     before, in_s = _up_to(due, lane), due.in_ms / 1000
                     why = f"{before} must be begun within {in_s:.0f} s for a deadline"
-                    yield Ahead(jobs + before, tokens + before * size, overtaking, in_s, why)
+                    yield Ahead(lane.priority, jobs + before, tokens + before * size, overtaking, in_s, why)
 
 
 def _up_to(due: WaitingDeadline, lane: LaneDepth) -> int:
