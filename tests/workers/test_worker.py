@@ -364,7 +364,8 @@ async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(wire: RedisC
 def test_a_job_whose_end_is_being_written_is_not_dropped() -> None:
     """The store has ended it already, and the answer to that is on its way: it is no job that was taken away."""
     ending, running = (
-        SimpleNamespace(job=SimpleNamespace(id=name), number=1, over=name == "ending") for name in ("ending", "running")
+        SimpleNamespace(job=SimpleNamespace(id=name), run_number=1, over=name == "ending")
+        for name in ("ending", "running")
     )
     held: Any = SimpleNamespace(of=lambda partition: [ending, running])
     comparison = BeatComparison(held, 0)
