@@ -38,9 +38,9 @@ from penstock.text import without_mark
 from streaming import errors as store
 from streaming.ids import joined, partition_of
 from streaming.jobs.job import CancelledBy, Chat, Job, Prompt, unsupported
-from streaming.jobs.places import Cost, cost_of, prompt_tokens
 from streaming.jobs.queue import Accepted
 from streaming.jobs.relay import ReorderBuffer
+from streaming.jobs.waiting import Cost, cost_of, prompt_tokens
 from streaming.order import Priority
 from telemetry import tracing as names
 from telemetry.tracing import Attributes, is_sampled
@@ -292,7 +292,7 @@ async def out_of_reach(services: Services, job: Job, limit: WaitLimit) -> ApiErr
     if not exceeds(waits.wait(job), limit, settled=settled):
         return None
     try:
-        waiting = await services.job_reader.expected_place(job, services.cards.get(job.model))
+        waiting = await services.job_reader.expected_position(job, services.cards.get(job.model))
     except store.Unavailable:
         return None  # the put will find out
     wait = waits.wait(job, waiting)
@@ -348,10 +348,10 @@ async def accept(
     if services.tracing.recording and is_sampled(job.trace) and not accepted.joined:
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
-    headers, wait = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.place.before)}, None
+    headers, wait = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.position.before)}, None
     if accepted.joined:
         job = replace(job, id=accepted.id)
-    elif found := services.waits.show(job, accepted.place.in_lane):
+    elif found := services.waits.show(job, accepted.position.in_lane):
         wait = found[1]
         headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)
         # It is compared with the measured one.
@@ -410,7 +410,7 @@ async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffe
     buffer = services.relay.open(job_id, whole=whole)
     buffer.accepted = True
     try:
-        await services.relay.follow(buffer, joining=True)
+        await services.relay.subscribe(buffer, joining=True)
     except store.Unavailable:
         services.relay.close(buffer)
         raise errors.job_unreadable(job_id) from None

@@ -19,7 +19,7 @@ from api.admission import services_of
 from api.events import EventStream, LogBroken, job_log
 from api.jobs import job_headers, own_record
 from api.openai import cursor, errors
-from api.openai.cursor import Cursor, Place
+from api.openai.cursor import Cursor, ResumePoint
 from api.openai.errors import from_failure, invalid_request
 from api.openai.job_events import JobEvent, delta_event, reset_event, terminal_event
 from api.openai.rendering import CallParts, to_json
@@ -106,12 +106,12 @@ async def page_after(services: Services, record: JobRecord, seen: Cursor | None)
     log = await _StoredLog.read(services, record)
     epoch = log.record.epoch
     if seen is None:
-        return await log.page(Place(), Cursor(epoch, cursor.START))
-    if (place := log.place(seen)) is not None:
-        return await log.page(place, seen)
+        return await log.page(ResumePoint(), Cursor(epoch, cursor.START))
+    if (point := log.point(seen)) is not None:
+        return await log.page(point, seen)
     if seen.epoch >= epoch:
         raise errors.offset_gone()
-    return await log.page(Place(), Cursor(epoch, cursor.START), [message(reset_event(epoch))])
+    return await log.page(ResumePoint(), Cursor(epoch, cursor.START), [message(reset_event(epoch))])
 
 
 async def tail(services: Services, record: JobRecord) -> Page:
@@ -155,40 +155,40 @@ class _StoredLog:
             return cursor.end(self.record.epoch, _runs(self.record), self.record.terminal)
         return self._cursor(self.rows[-1]) if self.rows else Cursor(self.record.epoch, cursor.START)
 
-    def place(self, seen: Cursor) -> Place | None:
+    def point(self, seen: Cursor) -> ResumePoint | None:
         """Return the position after a cursor; None if the log does not have the messages up to it."""
-        place = cursor.resume(seen, self.record)
-        if place is None or place.over or not place.runs:
-            return place
-        if not 0 < place.after <= len(self.rows):
+        point = cursor.resume(seen, self.record)
+        if point is None or point.over or not point.runs:
+            return point
+        if not 0 < point.after <= len(self.rows):
             return None
-        return place if author(self.sections, place.after) == place.runs[-1] else None
+        return point if author(self.sections, point.after) == point.runs[-1] else None
 
-    async def page(self, place: Place, seen: Cursor, before: Sequence[bytes] = ()) -> Page:
-        """Render the messages after `place`, which is the position after `seen`, behind those of `before`."""
-        first = len(self.rows) if place.over else min(place.after, len(self.rows))
+    async def page(self, point: ResumePoint, seen: Cursor, before: Sequence[bytes] = ()) -> Page:
+        """Render the messages after `point`, which is the position after `seen`, behind those of `before`."""
+        first = len(self.rows) if point.over else min(point.after, len(self.rows))
         end_of_page = min(first + MAX_MESSAGES, len(self.rows))
         work, size = self._rendered(first, end_of_page), end_of_page if self.record.job.parted else end_of_page - first
         found = [*before, *await self.services.store_client.turns.run(work, size)]
         last = self._cursor(self.rows[end_of_page - 1]) if end_of_page > first else seen
         all_rows = end_of_page == len(self.rows)
         closed = self.record.state.final and all_rows
-        if closed and not place.over:
+        if closed and not point.over:
             end = terminal_event(self.record)
             assert end.id is not None
             found, last = [*found, message(end)], end.id
         return Page(self.record, found, last, up_to_date=all_rows, closed=closed)
 
     def _rendered(self, first: int, end: int) -> Sliced[list[bytes]]:
-        """Render the deltas at these places. Those before them are read, too, where calls may have begun in them."""
+        """Render the deltas at these indexes. Those before them are read, too, where calls may have begun in them."""
         facts, found = self.services.facts(self.record.job, self.record.created_ms), list[bytes]()
         parts = CallParts() if self.record.job.parted else None
-        for place in range(0 if parts is not None else first, end):
-            row = self.rows[place]
+        for index in range(0 if parts is not None else first, end):
+            row = self.rows[index]
             called = parts.of(row) if parts is not None else None
-            if place >= first:
+            if index >= first:
                 found.append(message(delta_event(facts, self._cursor(row), row, called)))
-            if place % MESSAGES_PER_SLICE == 0:
+            if index % MESSAGES_PER_SLICE == 0:
                 yield
         return found
 

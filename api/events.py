@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.admission import services_of
 from api.jobs import job_headers, own_record, waiting_of
 from api.openai import cursor, job_events
-from api.openai.cursor import Cursor, Place
+from api.openai.cursor import Cursor, ResumePoint
 from api.openai.errors import ApiError, from_failure
 from api.openai.job_events import JobEvent
 from api.openai.rendering import CallParts, Waiting, counted
@@ -47,7 +47,7 @@ ROWS_PER_WRITE = 200
 """Deltas rendered and written before the event loop runs other tasks: a few milliseconds."""
 PING = b"event: ping\ndata: {}\n\n"
 POSITION_INTERVAL_S = 0.5
-"""Interval between look-ups of a job that waits: its place in its lane, and whether a worker has begun it."""
+"""Interval between look-ups of a job that waits: its position in its lane, and whether a worker has begun it."""
 STORE_RETRY_DELAY_S = 0.5
 """Delay before a read of a store that did not answer is tried again."""
 
@@ -86,7 +86,7 @@ async def deltas_of(
     buffer.accepted = True
     keep_alive_s = services.settings.keep_alive_s
     try:
-        await patiently(lambda: services.relay.follow(buffer, record.job))
+        await patiently(lambda: services.relay.subscribe(buffer, record.job))
         waits = record.state is JobState.QUEUED and not buffer.seq
         terminal: Terminal | None = None
         while terminal is None:
@@ -194,23 +194,23 @@ async def job_log(
     Args:
         shown: This process has read the events up to `seen` from the log.
     """
-    place = cursor.resume(seen, record) if seen else Place()
+    point = cursor.resume(seen, record) if seen else ResumePoint()
     while True:
-        if place is None:
+        if point is None:
             try:
                 record = await (_new_epoch if shown else _outline)(services, record)
             except UnknownJob:
                 raise LogBroken(_lost(record)) from None
             services.metrics.stream_resets.inc()
             yield [job_events.reset_event(record.epoch)]
-            place, shown = Place(), True
+            point, shown = ResumePoint(), True
         try:
-            async for rendered in EventReader(services, record, place).events():
+            async for rendered in EventReader(services, record, point).events():
                 yield rendered
                 shown = shown or any(event.id is not None for event in rendered)
             return
         except HistoryChanged:
-            place = None
+            point = None
             await asyncio.sleep(RESET_DELAY_S)
 
 
@@ -237,26 +237,26 @@ async def _new_epoch(services: Services, record: JobRecord) -> JobRecord:
 class EventReader:
     """Reads the event log of one job for one reader, within one epoch."""
 
-    def __init__(self, services: Services, record: JobRecord, place: Place) -> None:
-        self._services, self._record, self._place = services, record, place
+    def __init__(self, services: Services, record: JobRecord, point: ResumePoint) -> None:
+        self._services, self._record, self._point = services, record, point
         self._runs = [logged.run for logged in record.runs]
-        self._started = len(place.runs)
+        self._started = len(point.runs)
         """How many runs the reader has the `started` event of."""
-        self._seq = place.after
+        self._seq = point.after
         """Number of the last delta that the reader has."""
         self._parts = CallParts() if record.job.parted else None
         self._buffer: ReorderBuffer | None = None
         self._position: int | None = None
-        """The job's place in the queue, as the reader was told."""
+        """The job's position in the queue, as the reader was told."""
 
     async def events(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the rest of the log. Raises HistoryChanged, LogBroken."""
-        if self._place.over:
+        if self._point.over:
             return
         try:
-            if not self._place.queued:
+            if not self._point.queued:
                 waiting = await self._waiting(self._record)
-                self._position = waiting.position
+                self._position = waiting.before
                 yield [job_events.queued_event(self._record.epoch, waiting)]
             if looked := await self._look(self._record):
                 yield looked
@@ -288,27 +288,27 @@ class EventReader:
         return record
 
     async def _waiting(self, record: JobRecord) -> Waiting:
-        place = await patiently(lambda: self._services.job_reader.place(record, POSITION_INTERVAL_S))
-        return await waiting_of(self._services, record, place)
+        position = await patiently(lambda: self._services.job_reader.position(record, POSITION_INTERVAL_S))
+        return await waiting_of(self._services, record, position)
 
     async def _look(self, seen: JobRecord) -> list[JobEvent]:
-        """Render what is new of a job that the reader has no start of: its place in the queue, or its first start."""
+        """Render what is new of a job that the reader has no start of: its queue position, or its first start."""
         if self._started:
             return []
         if is_waiting(seen):
             waiting = await self._waiting(seen)
-            if waiting.position == self._position:
+            if waiting.before == self._position:
                 return []
-            self._position = waiting.position
+            self._position = waiting.before
             return [job_events.position_event(waiting)]
         return list(self._starts(seen, 1)) if seen.runs and seen.epoch == self._record.epoch else []
 
     async def _deltas(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the deltas of each run, after its `started`, until the job's end."""
-        services, place = self._services, self._place
+        services, point = self._services, self._point
         if self._parts is not None:  # what a delta of calls means depends on those before it, so they are read again
-            place = Place()
-        buffer = self._buffer = services.relay.open(self._record.job.id, place.after, runs=place.runs)
+            point = ResumePoint()
+        buffer = self._buffer = services.relay.open(self._record.job.id, point.after, runs=point.runs)
         interruption: Interruption | None = None
         async with contextlib.aclosing(deltas_of(services, self._record, buffer)) as taken:
             async for rows, terminal, seen in taken:
@@ -323,7 +323,7 @@ class EventReader:
                     yield rendered
                 if buffer.interruption != interruption and terminal is None:
                     interruption = buffer.interruption
-                    if interruption is not None and interruption.place >= self._started:  # no later run has begun
+                    if interruption is not None and interruption.ordinal >= self._started:  # no later run has begun
                         yield [job_events.interrupted_event(interruption.attempt)]
 
     def _deltas_of(self, rows: Sequence[Delta], buffer: ReorderBuffer) -> Iterator[JobEvent]:
@@ -334,21 +334,21 @@ class EventReader:
             if run is None or run not in self._runs:
                 raise HistoryChanged
             parts = None if self._parts is None else self._parts.of(row)
-            if row.seq <= self._place.after:  # the reader has it
-                if run not in self._place.runs:
+            if row.seq <= self._point.after:  # the reader has it
+                if run not in self._point.runs:
                     raise HistoryChanged
                 continue
-            place = self._runs.index(run) + 1
-            yield from self._starts(self._record, place)
+            ordinal = self._runs.index(run) + 1
+            yield from self._starts(self._record, ordinal)
             self._seq = row.seq
-            yield job_events.delta_event(facts, cursor.delta(self._record.epoch, place, row.seq, run), row, parts)
+            yield job_events.delta_event(facts, cursor.delta(self._record.epoch, ordinal, row.seq, run), row, parts)
 
-    def _starts(self, record: JobRecord, last_place: int) -> Iterator[JobEvent]:
+    def _starts(self, record: JobRecord, last_ordinal: int) -> Iterator[JobEvent]:
         """Yield `started` for every run up to this one that the reader does not have yet."""
-        for place in range(self._started + 1, last_place + 1):
-            run = record.runs[place - 1].run
-            self._started = place
-            yield job_events.started_event(cursor.started(record.epoch, place, self._seq + 1, run), place, record)
+        for ordinal in range(self._started + 1, last_ordinal + 1):
+            run = record.runs[ordinal - 1].run
+            self._started = ordinal
+            yield job_events.started_event(cursor.started(record.epoch, ordinal, self._seq + 1, run), ordinal, record)
 
     def _error(self, error: ApiError) -> JobEvent:
         """Return the last event of a log that cannot be read to its end."""

@@ -25,9 +25,9 @@ from api.stream.reply import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.job import CancelledBy, JobState
-from streaming.jobs.places import QueuePlace
-from streaming.jobs.reader import JobFilter, Place
+from streaming.jobs.reader import JobFilter, PageKey
 from streaming.jobs.records import JobRecord
+from streaming.jobs.waiting import QueuePosition
 from streaming.order import Priority
 
 
@@ -86,8 +86,8 @@ async def accepted_response(services: Services, admitted: Admitted, seen: JobRec
         keep_s=0,
         terminal=None,
     )
-    place, hold = None if accepted.joined else accepted.place, services.waits.readiness.problem(job.model)
-    shown = job_object(record, Waiting(place, admitted.wait, hold)) | {"last_event_id": None}  # it is not known
+    position, hold = None if accepted.joined else accepted.position, services.waits.readiness.problem(job.model)
+    shown = job_object(record, Waiting(position, admitted.wait, hold)) | {"last_event_id": None}  # it is not known
     if accepted.joined or seen is not None:
         with contextlib.suppress(StreamingError, asyncio.CancelledError):
             shown = await shown_job(services, seen or await services.job_reader.outline(accepted.id))
@@ -172,7 +172,7 @@ async def listing(request: Request) -> Response:
     return as_job_page(data, page.behind)
 
 
-def as_job_page(data: list[dict[str, Any]], behind: Place | None) -> Response:
+def as_job_page(data: list[dict[str, Any]], behind: PageKey | None) -> Response:
     """Build the answer with a page of jobs. `behind`: where the next one begins."""
     cursor = f"{behind[0]}-{behind[1]}" if behind else None
     return as_json({"object": "list", "data": data, "has_more": behind is not None, "next_cursor": cursor})
@@ -195,17 +195,17 @@ async def own_record(request: Request) -> JobRecord:
     raise errors.job_not_found()
 
 
-async def waiting_of(services: Services, record: JobRecord, place: QueuePlace | None = None) -> Waiting:
-    """Return where a job stands in the queue; it is looked up unless `place` gives it."""
+async def waiting_of(services: Services, record: JobRecord, position: QueuePosition | None = None) -> Waiting:
+    """Return where a job stands in the queue; it is looked up unless `position` gives it."""
     if record.state is not JobState.QUEUED:
         return NOT_WAITING
-    place = place or await services.job_reader.place(record)
-    wait = services.waits.wait_of(record.job, place.in_lane)
-    return Waiting(place, wait, services.waits.readiness.problem(record.job.model))
+    position = position or await services.job_reader.position(record)
+    wait = services.waits.wait_of(record.job, position.in_lane)
+    return Waiting(position, wait, services.waits.readiness.problem(record.job.model))
 
 
 async def shown_job(services: Services, record: JobRecord, result: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Render a job as its owner may see it, with its place in the queue."""
+    """Render a job as its owner may see it, with its position in the queue."""
     return job_object(record, await waiting_of(services, record), result)
 
 
@@ -229,7 +229,7 @@ async def wait_for_end(request: Request, job_id: str, seconds: float) -> JobReco
     try:
         with Watched(request.scope["state"]["connection"], buffer.hang_up) as client:
             # From here on the worker sends the job's end to this process; an earlier end shows in the state.
-            state = await services.queue.follow(job_id, services.relay.address)
+            state = await services.queue.add_address(job_id, services.relay.address)
             while (
                 not (state.final or buffer.terminal or buffer.hung_up) and (left_s := deadline - time.monotonic()) > 0
             ):
@@ -259,8 +259,8 @@ def _moment_ms(query: QueryParams, name: str) -> int | None:
     return None if seconds is None else round(1000 * seconds)
 
 
-def cursor_of(query: QueryParams) -> Place | None:
-    """Parse the place at which a page of jobs begins. Raises ApiError (400)."""
+def cursor_of(query: QueryParams) -> PageKey | None:
+    """Parse the key behind which a page of jobs begins. Raises ApiError (400)."""
     cursor = value_of(query, "cursor")
     if cursor is None:
         return None

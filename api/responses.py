@@ -106,8 +106,8 @@ async def retrieve(request: Request) -> ASGIApp:
         if record.has_lost:
             raise errors.cursor_lost()
         services.metrics.stream_resumes.inc()
-    follower = Follower(services, record, START if after is None else after)
-    return EventStream(services, follower.events(), STREAM_HEADERS | headers, PING, breaks=True)
+    reader = ResponseReader(services, record, START if after is None else after)
+    return EventStream(services, reader.events(), STREAM_HEADERS | headers, PING, breaks=True)
 
 
 async def shown(services: Services, record: JobRecord, headers: dict[str, str] | None = None) -> Response:
@@ -175,10 +175,10 @@ async def own_response(request: Request) -> JobRecord:
 # --- their events -----------------------------------------------------------------------------------------------------
 
 
-class Follower:
+class ResponseReader:
     """Renders the events after number `after` for one reader.
 
-    The bytes are those that the first reader got. If the engine starts the text again meanwhile, the follower renders
+    The bytes are those that the first reader got. If the engine starts the text again meanwhile, the reader renders
     the text that was given up, too, from the job's record.
 
     Args:
@@ -288,7 +288,7 @@ class ResponseStream(StreamReply):
     """Streams a new response. Its id goes out at once, before a worker has the job.
 
     Nearly every token takes the fast path. Where the engine may have to start again (JSON), and once the job's history
-    has changed, the events come from a Follower.
+    has changed, the events come from a ResponseReader.
     """
 
     def __init__(self, services: Services, admitted: Admitted) -> None:
@@ -307,17 +307,17 @@ class ResponseStream(StreamReply):
     async def _stream(self, send: Send) -> None:
         self._unwritten = self._events.opening()
         self._start()
-        follows = self._job.constrained
-        if not follows:
+        from_store = self._job.constrained
+        if not from_store:
             try:
                 await super()._stream(send)
             except HistoryChanged:
-                follows = True
-        if follows:
-            await self._follow()
+                from_store = True
+        if from_store:
+            await self._stream_from_store()
         await forget(self._services, self._admitted)
 
-    async def _follow(self) -> None:
+    async def _stream_from_store(self) -> None:
         """Write the rest of the events from the store."""
         services = self._services
         data, self._unwritten = self._unwritten, b""
@@ -334,11 +334,11 @@ class ResponseStream(StreamReply):
         except UnknownJob:
             yield self._events.fail(from_failure(GONE))
             return
-        follower = Follower(services, record, self._events.has, live=True, measure=self._measure)
-        async with aclosing(follower.events()) as events:
+        reader = ResponseReader(services, record, self._events.has, live=True, measure=self._measure)
+        async with aclosing(reader.events()) as events:
             async for data in events:
                 yield data
-        self._buffer.terminal = follower.ended
+        self._buffer.terminal = reader.ended
 
     def _note_written(self) -> None:
         if self._flow.last:

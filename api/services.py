@@ -29,7 +29,6 @@ from streaming.fleet.settings import ModelSettings
 from streaming.jobs.conversations import Conversations
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import Job
-from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader, Summaries
@@ -37,6 +36,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import Deliveries, JobRecord, request_record
 from streaming.jobs.relay import Relay
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
+from streaming.jobs.waiting import Backlog
 from streaming.redis.client import NOW, RedisClient
 from streaming.redis.clock import Clock
 from streaming.store.monitor import Headroom, StoreMonitor

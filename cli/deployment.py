@@ -41,8 +41,8 @@ from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.registry import check_name, check_options, is_plugin, other_models, sections
 from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.upstream.endpoints import checked_models, keys_of
 from workers.engines.upstream.http import ServerAddress, UpstreamClient
-from workers.engines.upstream.places import checked_models, keys_of
 from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe
 from workers.engines.upstream.settings import UpstreamSettings, url_problem
 from workers.settings import WorkerSettings

@@ -42,8 +42,8 @@ from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import partition_of
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.places import Backlog
 from streaming.jobs.records import parse_record
+from streaming.jobs.waiting import Backlog
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability, RedisSettings
 from streaming.store.identity import FORMAT, Identity, check_identity, disagreement, read_identity

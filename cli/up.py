@@ -48,8 +48,8 @@ from penstock.text import counted
 from streaming.errors import Loading, Unavailable
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import ConsoleSessions, Fleet
-from streaming.jobs.places import Backlog
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.waiting import Backlog
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store

@@ -38,11 +38,11 @@ from streaming.events import Event, EventSettings, EventSubscriptions, Outbox, R
 from streaming.fleet.processes import Fleet
 from streaming.ids import joined
 from streaming.jobs.job import unsupported
-from streaming.jobs.places import cost_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
+from streaming.jobs.waiting import cost_of
 from telemetry import tracing as names
 from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, extract

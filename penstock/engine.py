@@ -271,10 +271,12 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def past_tokens(self) -> int:
+        """How many tokens of this text earlier attempts generated."""
         return sum(count for _, _, count in self.past)
 
     @property
     def past_text(self) -> str:
+        """The text that earlier attempts generated."""
         return "".join(text for text, _, _ in self.past)
 
 

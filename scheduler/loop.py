@@ -37,8 +37,8 @@ from streaming.fleet.plans import (
 )
 from streaming.fleet.process import Process, Prospect
 from streaming.fleet.processes import Fleet, processes_of
-from streaming.jobs.places import backlog_of
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.waiting import backlog_of
 from streaming.order import LaneDepth, WaitingDeadline
 from streaming.redis.client import NOW, Query, RedisClient
 from telemetry.gpu import Facts

@@ -14,7 +14,6 @@ class DecodeError(StreamingError):
 
     def __init__(self, data: bytes, cause: Exception) -> None:
         super().__init__(f"{len(data)} bytes are not a message: {cause}")
-        self.data = data
 
 
 class NewerMessage(DecodeError):
@@ -22,7 +21,6 @@ class NewerMessage(DecodeError):
 
     def __init__(self, data: bytes) -> None:
         StreamingError.__init__(self, f"{len(data)} bytes are a message of a newer version of Penstock")
-        self.data = data
 
 
 class MalformedJob(StreamingError):
@@ -47,7 +45,6 @@ class Rewound(StreamingError):
 
     def __init__(self, partitions: set[int]) -> None:
         super().__init__(f"the store lost frames of partitions {sorted(partitions)}")
-        self.partitions = partitions
 
 
 class LaneFull(StreamingError):

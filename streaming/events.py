@@ -296,15 +296,15 @@ class Redeliveries(ClientUser):
 
     async def begin(self, queue: str, message_id: str) -> int:
         """Count a redelivered message; returns how often it was redelivered without an outcome, this time included."""
-        partition, key = self._place(queue, message_id)
+        partition, key = self._counter_of(queue, message_id)
         commands = [("INCRBY", partition, (key, 1)), ("EXPIRE", partition, (key, RETENTION_S))]
         return int((await self._client.calls(commands))[0])
 
     async def settle(self, queue: str, message_id: str) -> None:
         """Delete the counter of a message that was accepted, rejected or postponed."""
-        await self._client.call("DEL", *self._place(queue, message_id))
+        await self._client.call("DEL", *self._counter_of(queue, message_id))
 
-    def _place(self, queue: str, message_id: str) -> tuple[int, str]:
+    def _counter_of(self, queue: str, message_id: str) -> tuple[int, str]:
         digest = hashlib.sha256(joined(queue, message_id).encode(errors="surrogatepass"))
         partition = digest.digest()[0] % self._client.settings.partitions
         return partition, partition_key(partition, "redelivery", digest.hexdigest())
@@ -427,8 +427,8 @@ class Webhooks(ClientUser):
             raise UnknownMessage(message)
 
     async def _messages(self, names: Sequence[str]) -> list[WebhookMessage | None]:
-        places = [(self._partition(name), name) for name in names]
-        calls: list[Call] = [("HMGET", place, (partition_key(place, "hook", name), *FIELDS)) for place, name in places]
+        keys = [(partition := self._partition(name), partition_key(partition, "hook", name)) for name in names]
+        calls: list[Call] = [("HMGET", partition, (key, *FIELDS)) for partition, key in keys]
         found = await self._client.calls(calls)
         return [_message(name, values) for name, values in zip(names, found, strict=True)]
 

@@ -139,20 +139,21 @@ class Attempt:
     """The worker's object for one run of a job (`codec.Run`), which continues after `history`: earlier deltas."""
 
     __slots__ = (
-        *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check", "first_ms"),
+        *("claim", "run_number", "job", "partition", "continued_tokens", "opening", "seq", "first_frame"),
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
         *("choices", "_history", "_sections", "_kept_ms", "_record", "_kept", "_counts", "_finishes", "_prompts"),
-        *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes"),
+        *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes", "first_ms", "check"),
     )
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
 
     def __init__(self, claim: Claim, history: History = NOTHING) -> None:
         job = claim.job
         self.claim, self.job, self.partition = claim, job, claim.partition
-        self.number = claim.number
-        """The run's number, which identifies the job in this worker's frames."""
+        self.run_number = claim.run_number
+        """Identifies the job in this worker's frames."""
         self._history, self._sections = history.rows, history.sections
-        self.past_tokens: tuple[int, ...] = ()
+        self.continued_tokens: tuple[int, ...] = ()
+        """Of the text that this run continues, the tokens that each earlier run generated, oldest run first."""
         self.first_ms, self._kept_ms = history.first_ms, 0
         """Redis time of the job's first token, if an earlier run generated it, else 0; and for how long what is kept of
         earlier runs was generated."""
@@ -162,9 +163,8 @@ class Attempt:
         self._record, self._kept = bytearray(), list[Kept]()
         """All deltas of the job, as they are logged and as its record will keep them. The first are concatenated: one
         buffer instead of an object per delta keeps the hot data of the token path in the processor's cache."""
-        self.choices = job.choices
-        self._counts = [0] * self.choices
-        """Tokens generated, by choice."""
+        self.choices, self._counts = job.choices, [0] * job.choices
+        """`_counts`: tokens generated, by choice."""
         self.first_frame = claim.first_frame
         """The first frame of the log that a replay of this job still needs."""
         self.check: asyncio.Task[None] | None = None
@@ -204,11 +204,11 @@ class Attempt:
 
     def _take_over(self, history: History) -> None:
         """Take what earlier runs logged."""
-        self.past_tokens, self._kept_ms = history.tokens, kept_ms(history, self.claim.earlier_attempts)
+        self.continued_tokens, self._kept_ms = history.tokens, kept_ms(history, self.claim.earlier_attempts)
         times = self.first_ms, self._kept_ms
         self.opening = Opening(self.job.id, self.seq + 1, history.last_run, (), 0, *times)
         for row in history.rows:
-            self._record += encode_delta(replace(row, run_number=self.number))
+            self._record += encode_delta(replace(row, run_number=self.run_number))
             self._kept.append(kept_form(row))
             self._counts[row.index] += row.n
             if row.finish:
@@ -267,8 +267,8 @@ class Attempt:
         """Note the Redis time of the run's first token (0: not known), which its opening tells to a later attempt."""
         self.opening = replace(self.opening, at_ms=at_us // 1000)
 
-    def follow(self, address: str) -> None:
-        """Add a reply address."""
+    def add_address(self, address: str) -> None:
+        """Send the deltas to one more address."""
         if address not in self.addresses:
             self.addresses = (*(known for known in self.addresses if known != SILENT), address)
             self.unnamed = True
@@ -337,7 +337,7 @@ class Attempt:
             inputs=inputs_of(self.job, index // self.job.sampling.n),
             text_id=f"{self.job.id}/{index}",
             trace=self.trace,
-            begun_by=f"{self.claim.worker}/{self.number}" if run is None else f"{run.worker}/{run.number}",
+            begun_by=f"{self.claim.worker}/{self.run_number}" if run is None else f"{run.worker}/{run.number}",
             passed=self.job.passed,
         )
 
@@ -350,7 +350,7 @@ class Attempt:
         return str(prompt_of(self.job, index // self.job.sampling.n))
 
     def _request_id(self, index: int) -> str:
-        return f"{self.job.id}/{self.number}/{index}"
+        return f"{self.job.id}/{self.run_number}/{index}"
 
     def live_ids(self) -> list[str]:
         """Engine ids of the requests that were submitted and have not ended."""
@@ -378,10 +378,10 @@ class Attempt:
             delta = self._first_delta(index, piece, seq)
             kept: Kept = Raw(delta)
         elif n == 1 and not (index or finish or piece.logprobs):
-            delta = encode((self.number, seq, piece.text, piece.ids))
+            delta = encode((self.run_number, seq, piece.text, piece.ids))
             kept = piece.text
         else:
-            delta = encode((self.number, seq, piece.text, piece.ids, index, n, finish, piece.logprobs))
+            delta = encode((self.run_number, seq, piece.text, piece.ids, index, n, finish, piece.logprobs))
             kept = Raw(delta)
         self._counts[index] += n
         self._record += delta
@@ -402,8 +402,8 @@ class Attempt:
         prompt, model = self._unlogged_prompts.pop(index, None), piece.served_by
         if model:
             self.servers[index] = model
-        fields = (self.number, seq, piece.text, piece.ids, index, piece.n, piece.finish, piece.logprobs, prompt, model)
-        return encode_delta(Delta(*fields, piece.extras))
+        fields = (self.run_number, seq, piece.text, piece.ids, index, piece.n, piece.finish, piece.logprobs)
+        return encode_delta(Delta(*fields, prompt, model, piece.extras))
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
         """Process the last piece of a choice. Raises ValueError for an answer that no reader could use."""
@@ -422,7 +422,7 @@ class Attempt:
         """All deltas of the job, each encoded: this run's as they were sent, those of earlier runs as copies."""
         first = self.opening.first
         deltas = unpacked(self.seq, self._record)
-        return [encode_delta(row if row.seq >= first else replace(row, run_number=-self.number)) for row in deltas]
+        return [encode_delta(row if row.seq >= first else replace(row, run_number=-self.run_number)) for row in deltas]
 
     def own(self) -> list[bytes]:
         """The deltas of this run, each encoded."""
@@ -431,8 +431,8 @@ class Attempt:
     @property
     def openings(self) -> dict[int, Opening]:
         """The openings of `logged`: of this run, and of the copies of earlier runs' deltas, if there are any."""
-        own = {self.number: self.opening}
-        return own | {-self.number: Opening(self.job.id, copied=self._sections)} if self._history else own
+        own = {self.run_number: self.opening}
+        return own | {-self.run_number: Opening(self.job.id, copied=self._sections)} if self._history else own
 
     def answers(self) -> tuple[list[str], list[str]]:
         """The texts of a job that is over, with their finish reasons; that of a refusal is FILTERED, since no check is
@@ -478,7 +478,7 @@ class Attempt:
             self._all_sections(worker),
             packed(self.seq, self._record),
             generated,
-            (*self.past_tokens, sum(self._counts) - sum(self.past_tokens)) if self._sections else (),
+            (*self.continued_tokens, sum(self._counts) - sum(self.continued_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
             served_by(self.choices, self.servers, self.job.model),
             cancelled_by,
@@ -510,10 +510,10 @@ class Attempt:
     def finish(self, end: Terminal) -> Finish:
         """The end of the job, for the store."""
         prompt, rows = self.job.sampling.n * end.usage.prompt, encode_record_rows(self._kept)
-        return Finish(end, self.number, not self.job.stream, prompt=prompt, rows=rows)
+        return Finish(end, self.run_number, not self.job.stream, prompt=prompt, rows=rows)
 
     def _all_sections(self, worker: str) -> tuple[Section, ...]:
-        return (*self._sections, Section(self.opening.first, Run(worker, self.number)))
+        return (*self._sections, Section(self.opening.first, Run(worker, self.run_number)))
 
     def usage_by_model(self) -> dict[str, Usage]:
         """The usage, by the model that gave it. Each prompt counts once, for the model of its first choice."""

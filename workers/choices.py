@@ -17,8 +17,8 @@ from penstock.loops import coalesced
 from streaming.fleet.settings import NO_TARGETS, LaneTargets, LatencyTargets
 from streaming.jobs.job import Job, Tokens, prompt_count, unsupported
 from streaming.jobs.lease import Claim
-from streaming.jobs.places import answer_tokens, prompt_sizes
 from streaming.jobs.settings import NO_WEIGHTS
+from streaming.jobs.waiting import answer_tokens, prompt_sizes
 from streaming.order import Priority
 from workers.attempt import Attempt
 from workers.engines.checked_engine import FAILED
@@ -47,7 +47,6 @@ class ChoiceStarter:
         card: ModelCard,
         settings: WorkerSettings,
         recorder: Recorder,
-        room: asyncio.Event,
         *,
         on_stopped: Callable[[Attempt], None],
         targets: LaneTargets = NO_TARGETS,
@@ -55,13 +54,14 @@ class ChoiceStarter:
     ) -> None:
         """
         Args:
-            room: set when the claimer should look for jobs.
             on_stopped: called with an attempt whose choice the engine refused after others had started.
             targets: latencies that chats keep; without any, lane batch is limited by the cache alone.
             weights: of tenants, for their shares of the slots.
         """
         self._engine, self.card, self._settings, self._recorder = engine, card, settings, recorder
-        self._room, self._on_stopped = room, on_stopped
+        self._on_stopped = on_stopped
+        self.look = asyncio.Event()
+        """Set when the claimer should look for jobs: there may be more room, or more work."""
         self.running: dict[str, tuple[Attempt, int]] = {}
         """Running choices, by the engine's request id: the attempt, and the index of the choice."""
         self.batch_texts = 0
@@ -70,14 +70,14 @@ class ChoiceStarter:
         self.waiting: dict[str, Attempt] = {}
         """Attempts with choices that wait to start, by job id."""
         self._overtaken = -1
-        """Rank of the lowest lane whose job took a place while choices waited; -1: none since a waiting choice started.
-        The next place goes to a waiting choice, if its lane is not lower."""
+        """Rank of the lowest lane whose job took a slot while choices waited; -1: none since a waiting choice started.
+        The next slot goes to a waiting choice, if its lane is not lower."""
         self._starts = 0
         """Choices started so far."""
-        self.claimer_found_no_room = False
+        self.is_full = False
         """Whether the claimer found no room when it last looked: it looks again as soon as a slot is free."""
         self._is_offered = False
-        """A free place is kept for the claimer until it has looked for jobs."""
+        """A free slot is kept for the claimer until it has looked for jobs."""
         self.dead: EngineDead | None = None
         """Raised in a callback, of which nobody hears; the worker's health check passes it on."""
         self._limits_cache = settings.gate and engine.stats().kv_tokens > 0
@@ -107,11 +107,6 @@ class ChoiceStarter:
         return reserved_slots(self.stats().slots, self._settings.reserved_slots)
 
     @property
-    def has_backlog(self) -> bool:
-        """Whether too many held jobs have waiting choices, so that this worker should claim no more."""
-        return len(self.waiting) >= PARTIAL_PER_SLOT * self.stats().slots if self.waiting else False
-
-    @property
     def texts(self) -> int:
         """Number of choices that the engine runs or queues."""
         return len(self.running)
@@ -120,19 +115,29 @@ class ChoiceStarter:
         """Statistics of the engine."""
         return self._engine.stats()
 
-    def room(self) -> int:
-        """How many jobs to claim: as many as find a place, and `prefetch` to be at hand; none while a job above lane
-        batch waits at the gate of an engine that is limited by its cache."""
-        free, prefetch = self.stats().slots - self.texts, self._settings.prefetch
+    def room(self) -> int | None:
+        """How many jobs the claimer may claim: as many as find a slot, and `prefetch` to be at hand; none while a job
+        above lane batch waits at the gate of an engine that is limited by its cache. None: none, whatever their lane,
+        because the engine takes nothing or too many held jobs have waiting choices."""
+        stats, prefetch, self.is_full = self.stats(), self._settings.prefetch, False
+        if self.dead is not None or not stats.accepts:
+            return None
+        if self.waiting and len(self.waiting) >= PARTIAL_PER_SLOT * stats.slots:
+            self.is_full = True
+            return None
+        free = stats.slots - self.texts
         held_back = sum([each.job.priority is not Priority.BATCH for each in self._held_back()])
         if not self._limits_cache:
             self.begins = max(0, free - held_back)
-            return free - held_back + prefetch
-        self.begins = 0 if held_back else self._fitting(self._lane, free)
-        return 0 if held_back else min(self.begins + prefetch, MAX_CLAIM)
+            found = max(0, free - held_back + prefetch)
+        else:
+            self.begins = 0 if held_back else self._fitting(self._lane, free)
+            found = 0 if held_back else min(self.begins + prefetch, MAX_CLAIM)
+        self.is_full = not found
+        return found
 
-    def kept_places(self) -> tuple[int, Sequence[str]]:
-        """How many places are for jobs of any tenant, and the tenants that get none beyond these: the last slots are
+    def shared_slots(self) -> tuple[int, Sequence[str]]:
+        """How many slots are for jobs of any tenant, and the tenants that get none beyond these: the last slots are
         kept for others."""
         slots = self.stats().slots
         kept = tenant_slots(slots, self._settings.tenant_slots)
@@ -298,8 +303,7 @@ class ChoiceStarter:
         return max(1, share)
 
     def _note_overtaking(self, lane: Priority) -> None:
-        """Record that a new job took a place while choices wait, if it took the last slot or a place beyond the
-        slots."""
+        """Record that a new job overtook waiting choices: it took the last slot, or is prefetched beyond them."""
         slots = self.stats().slots
         if self.texts > slots or (self.texts == slots and not self._settings.prefetch):
             self._overtaken = max(self._overtaken, lane.rank)
@@ -327,7 +331,7 @@ class ChoiceStarter:
         for attempt in waiting:
             if not attempt.waits:
                 self.waiting.pop(attempt.job.id, None)
-                self._room.set()
+                self.look.set()
 
     def _start_next(self, attempt: Attempt) -> None:
         """Start the next choice of a waiting job; its first one is stamped as handed over now, not when it was queued.
@@ -341,14 +345,14 @@ class ChoiceStarter:
 
     def _may_start(self, attempt: Attempt, slots: int) -> bool:
         """Whether there is room for one more choice of a job: a slot; or, if a job of no higher lane overtook it, a
-        place beyond the slots, which are otherwise kept for claims. So on a full worker, waiting choices and new jobs
-        of the same lane take turns, and a job of a higher lane gets the next place."""
+        prefetch beyond the slots, which is otherwise kept for claims. So on a full worker, waiting choices and new jobs
+        of the same lane take turns, and a job of a higher lane gets the next slot."""
         if not attempt.waits or attempt.started >= attempt.share:
             return False
         if self.texts >= slots + (self._settings.prefetch if self._is_overtaken(attempt) else 0):
             return False
         if attempt.started:
-            shared, crowding = self.kept_places()
+            shared, crowding = self.shared_slots()
             if not shared and attempt.job.tenant in crowding:
                 return False
         return attempt.job.priority is not Priority.BATCH or self.batch_texts < slots - self.reserved
@@ -357,17 +361,17 @@ class ChoiceStarter:
         return attempt.job.priority.rank <= self._overtaken
 
     def refill(self) -> None:
-        """Called when a choice has ended: a waiting choice takes its place. If no place is kept for claims and the
+        """Called when a choice has ended: a waiting choice takes its slot. If no slot is kept for claims and the
         claimer found no room last time, the claimer looks first; on a full worker, every second time."""
         overtaken = any(self._is_overtaken(attempt) for attempt in self.waiting.values())
-        if self.claimer_found_no_room and not self._settings.prefetch and not overtaken:
+        if self.is_full and not self._settings.prefetch and not overtaken:
             self._is_offered = True
-            self._room.set()
+            self.look.set()
         else:
             self.start_waiting()
 
     def on_claim_round(self) -> None:
-        """Called after each round of claims: waiting choices may use a place that it left."""
+        """Called after each round of claims: waiting choices may use a slot that it left."""
         if self._is_offered:
             self._is_offered = False
             self.start_waiting()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.engine import Capabilities, Failure
 from streaming.errors import Fenced, NewerMessage, Unavailable
-from streaming.jobs.codec import Cancel, Delta, Draft, Follow
+from streaming.jobs.codec import AddAddress, Cancel, Delta, Draft
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job, is_continuable
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
@@ -52,8 +52,8 @@ def job_restart_reason(job: Job, capabilities: Capabilities, history: Sequence[D
 
 
 class Claimer:
-    """Claims for one worker until `end`. Setting the event `look` starts a round at once: there may be more room or
-    more work."""
+    """Claims for one worker until `end`: as many jobs as the starter has room for, in a round at once when its event
+    `look` is set."""
 
     def __init__(
         self,
@@ -63,7 +63,6 @@ class Claimer:
         starter: ChoiceStarter,
         held: HeldJobs,
         preemption: Preemption,
-        look: asyncio.Event,
         *,
         begin: Callable[[Claim, History, Failure | None], None],
         refuse: Callable[[UnreadableClaim], None],
@@ -76,13 +75,13 @@ class Claimer:
             on_fenced: called with the partition in which this worker has lost its lease.
         """
         self._lease, self._reader, self._settings = lease, reader, settings
-        self._starter, self._held, self._preemption, self._look = starter, held, preemption, look
+        self._starter, self._held, self._preemption, self._look = starter, held, preemption, starter.look
         self._begin, self._refuse, self._on_fenced = begin, refuse, on_fenced
         self._claims: dict[int, asyncio.Task[bool]] = {}
         """By partition, the claim that has no reply yet."""
         self._under_way: set[int] = set()
         """Partitions with a claim in flight, or whose claimed jobs are being begun."""
-        self._early = defaultdict[str, list[Cancel | Follow]](list)
+        self._early = defaultdict[str, list[Cancel | AddAddress]](list)
         """By job, what was heard of it before the reply of its claim arrived."""
         self._suspects: set[int] = set()
         """Partitions whose suspects (jobs that may have killed a worker) this worker runs, one at a time."""
@@ -116,7 +115,7 @@ class Claimer:
                 self._starter.on_claim_round()
                 turn.rotate(-1)
             await asyncio.gather(*self._claims.values())  # this worker still runs what they claim
-            self._starter.claimer_found_no_room = False
+            self._starter.is_full = False
             self._starter.on_claim_round()
         finally:
             for claim in self._claims.values():
@@ -138,12 +137,12 @@ class Claimer:
         """Whether a claim is in flight there: Redis may count jobs as this worker's that it does not know yet."""
         return partition in self._under_way
 
-    def note(self, control: Cancel | Follow) -> None:
+    def note(self, control: Cancel | AddAddress) -> None:
         """Remember what is said of an unknown job, which a claim in flight may bring."""
         if self._under_way:
             self._early[control.job].append(control)
 
-    def early(self, job_id: str) -> Sequence[Cancel | Follow]:
+    def early(self, job_id: str) -> Sequence[Cancel | AddAddress]:
         """What was said of the job before it was claimed."""
         return self._early.get(job_id, ())
 
@@ -158,7 +157,7 @@ class Claimer:
             if want <= 0:
                 return False
             if self._is_sole:
-                # A choice that waits for a place may not wait for a slow store.
+                # A choice that waits for a slot may not wait for a slow store.
                 on_round = self._starter.on_claim_round
                 looked = asyncio.get_running_loop().call_later(self._settings.poll_ms / 1000, on_round)
                 try:
@@ -176,7 +175,7 @@ class Claimer:
 
     async def _claim(self, partition: int, want: int, free: int) -> bool:
         alone, lowest, begins = partition in self._suspects, self._starter.batch_room(), self._starter.begins
-        shared, crowding = self._starter.kept_places()
+        shared, crowding = self._starter.shared_slots()
         self._under_way.add(partition)
         try:
             claimed = await self._lease.claim(
@@ -207,7 +206,7 @@ class Claimer:
 
     async def _begin_jobs(self, partition: int, jobs: Sequence[Claim | UnreadableClaim]) -> None:
         """Begin readable jobs, fail unreadable ones, put back those of a newer version. Jobs of lane interactive begin
-        first: free places are theirs, and no batch job gives way for another one. Raises Unavailable."""
+        first: free slots are theirs, and no batch job gives way for another one. Raises Unavailable."""
         newer: list[UnreadableClaim] = []
         chats: list[Claim] = []
         others: list[Claim] = []
@@ -247,7 +246,7 @@ class Claimer:
             if record is None or record.state.final:
                 log.warning("a claimed job has ended, or the store has lost it", extra={"job": claim.job.id})
             elif isinstance(history, NewerMessage):
-                newer.append(UnreadableClaim(claim.job.id, claim.number, str(history), newer=True))
+                newer.append(UnreadableClaim(claim.job.id, claim.run_number, str(history), newer=True))
             elif isinstance(history, BaseException):
                 raise history
             else:
@@ -271,26 +270,20 @@ class Claimer:
         log.warning("a job begins anew: %s", reason, extra={"job": claim.job.id})
         rows = tuple(history.intact.rows)
         shown = claim.job.response is not None and any(row.text or row.logprobs for row in rows)
-        await self._lease.restart(claim.job.id, claim.number, Draft(rows) if shown else None)
+        await self._lease.restart(claim.job.id, claim.run_number, Draft(rows) if shown else None)
         return History(first_ms=history.first_ms)  # what its readers saw first
 
     def _wanted(self, partition: int) -> tuple[int, int]:
-        """How many jobs to claim, and how many of them find a place without a preemption. When suspects wait in a
+        """How many jobs to claim, and how many of them find a slot without a preemption. When suspects wait in a
         partition, the worker first finishes what it runs and then runs them one at a time."""
         if self._is_held(partition) or time.monotonic() < self._newer_until[partition]:
             return 0, 0
         if self._suspects and (self._held.attempts or self._claims or partition not in self._suspects):
             return 0, 0
-        if self._starter.dead is not None or not self._starter.stats().accepts:
-            self._starter.claimer_found_no_room = False
-            return 0, 0
-        if self._starter.has_backlog:
-            self._starter.claimer_found_no_room = True
-            return 0, 0
         free = self._starter.room()
-        self._starter.claimer_found_no_room = free <= 0
-        free = max(0, free)
-        return free + (0 if self._suspects else self._starter.chat_room() + self._preemption.places()), free
+        if free is None:
+            return 0, 0
+        return free + (0 if self._suspects else self._starter.chat_room() + self._preemption.freeable_slots()), free
 
     def _is_held(self, partition: int) -> bool:
         """Whether new jobs there are left to another shape. Not while this worker runs the partition's suspects, or may

@@ -58,9 +58,9 @@ class HeldJobs:
             for number, part in enumerate(parts, 1)
         ]
 
-    def holds(self, job_id: str, number: int) -> bool:
+    def holds(self, job_id: str, run_number: int) -> bool:
         attempt = self.attempts.get(job_id) or self._parking.get(job_id)
-        return attempt is not None and attempt.number == number
+        return attempt is not None and attempt.run_number == run_number
 
 
 class BeatComparison:
@@ -75,13 +75,14 @@ class BeatComparison:
     def strays(self, counted: Mapping[str, HeldJob], *, may_claim: bool) -> Runs:
         """Jobs that the store counts as the worker's, and of which it knows nothing: the reply to their claim was lost.
         `may_claim`: a claim is in flight, which may bring them."""
-        found = {(job_id, job.number) for job_id, job in counted.items() if not self._held.holds(job_id, job.number)}
+        theirs = {(job_id, job.run_number) for job_id, job in counted.items()}
+        found = {(job_id, run_number) for job_id, run_number in theirs if not self._held.holds(job_id, run_number)}
         before, self._strays = self._strays, set() if may_claim else found
         return before & self._strays
 
     def taken(self, counted: Mapping[str, HeldJob]) -> Runs:
         """Held jobs that the store does not count as the worker's: it has lost their claim."""
-        kept = {(job_id, job.number) for job_id, job in counted.items()}
-        ours = {(each.job.id, each.number) for each in self._held.of(self._partition) if not each.over}
+        kept = {(job_id, job.run_number) for job_id, job in counted.items()}
+        ours = {(each.job.id, each.run_number) for each in self._held.of(self._partition) if not each.over}
         before, self._taken = self._taken, ours - kept
         return before & self._taken

@@ -30,8 +30,8 @@ from workers.slot_shares import MAX_PARKED_DELTAS, MAX_VICTIMS, RunningJob, choo
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
 
-MAX_PLACES = 4
-"""Places that one claim may ask to be freed: several workers may answer the same burst."""
+MAX_FREED_SLOTS = 4
+"""Slots that one claim may ask to be freed: several workers may answer the same burst."""
 RETRY_INTERVAL_S = 0.25
 """How often a job of lane interactive that waits at the gate looks for batch jobs that may be preempted by now."""
 GIVEN_UP = Failure("upstream_error", "The engine has given this job back too often without a new token.", 502)
@@ -64,21 +64,20 @@ class Preemption:
         """By job that the engine gave back: how often without a new delta, and its number of deltas then."""
         self._retry_at = 0.0
 
-    def places(self) -> int:
-        """How many places in the engine could be freed now, at most MAX_PLACES."""
+    def freeable_slots(self) -> int:
+        """How many slots of the engine could be freed now, at most MAX_FREED_SLOTS."""
         if not self._starter.batch_texts:
             return 0
-        return min(MAX_PLACES, sum(job.texts for job in preemptible(self._running(), time.monotonic())))
+        return min(MAX_FREED_SLOTS, sum(job.texts for job in preemptible(self._running(), time.monotonic())))
 
     def make_room(self, jobs: Sequence[Job]) -> None:
         """Preempt batch jobs, if these jobs of lane interactive, which begin now, find the slots taken. Each job needs
-        one place at once: its other choices wait their turn. No text loses its place to a tokenizer's task."""
+        one slot at once: its other choices wait their turn. No text loses its slot to a tokenizer's task."""
         if texts := sum([job.task is None or job.task.computes for job in jobs]):
             self.free(self._starter.texts + texts - self._starter.stats().slots)
 
     def free(self, texts: int) -> int:
-        """Preempt jobs until `texts` places are free; returns how many jobs. The engine frees their slots with its
-        step."""
+        """Preempt jobs until `texts` slots are free; returns how many jobs. The engine frees them with its step."""
         if texts <= 0:  # most claims find room: the running jobs are not listed for them
             return 0
         victims = choose_victims(self._running(), texts, time.monotonic())
@@ -161,7 +160,7 @@ class Preemption:
         a worker that leaves, the store keeps the worker's log instead; one that goes on would trim it."""
         is_left_in_log = outcome == HANDED_BACK and attempt.seq > MAX_PARKED_DELTAS
         frames = [] if is_left_in_log else self._held.parked_frames(attempt)
-        release = partial(self._lease.release, attempt.job.id, attempt.number, frames, outcome=outcome)
+        release = partial(self._lease.release, attempt.job.id, attempt.run_number, frames, outcome=outcome)
         expected = ExpectedErrors(Unavailable, log.warning, "a job cannot be put back, trying again: %s")
         try:
             await retry(release, expected, backoff(MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S))

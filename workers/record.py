@@ -12,8 +12,8 @@ from streaming.fleet.process import Served
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import HANDED_BACK
-from streaming.jobs.reaper import attempt_id, link_before, own_attempts, requested, span_name, write_lost
 from streaming.jobs.records import JobRecord, end_record, request_record
+from streaming.jobs.spans import attempt_id, link_before, own_attempts, requested, span_name, write_lost
 from telemetry import tracing as names
 from telemetry.gpu import GpuReading
 from telemetry.latency import PARTS, engine_parts, lost_between
@@ -85,7 +85,7 @@ class Recorder:
     An attempt whose trace is sampled has up to four spans: `queue`, from the acceptance (or from the end of the attempt
     before) to the claim; the attempt itself, from the claim until the store has its end, named as the GenAI conventions
     ask; in it `engine`, from the hand-over to the last token; and `finish`, the write of its end. The span of an
-    attempt links to that of the attempt before it, whichever worker had that one (streaming/jobs/reaper.py).
+    attempt links to that of the attempt before it, whichever worker had that one (streaming/jobs/spans.py).
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class Recorder:
         """Record that the worker claimed a job. `now_us`: Redis time, 0: not known."""
         job, claim = attempt.job, attempt.claim
         self.metrics.claims.labels(self._model, job.priority).inc()
-        number = ATTEMPTS[min(claim.attempt, MANY_ATTEMPTS)]
-        self.metrics.attempts.labels(self._model, number).inc()
+        attempt_label = ATTEMPTS[min(claim.attempt, MANY_ATTEMPTS)]
+        self.metrics.attempts.labels(self._model, attempt_label).inc()
         if attempt.seq:
             self.metrics.continuations.labels(self._model).inc()
         if claim.attempt == 1:
@@ -217,7 +217,7 @@ class Recorder:
         self.metrics.gate_reserve.labels(self._model).set(reserve)
 
     def preempted(self) -> None:
-        """Record that a job gave up its place for one of lane interactive."""
+        """Record that a job gave up its slot for one of lane interactive."""
         self.metrics.preemptions.labels(self._model).inc()
 
     def released(self, job_id: str, outcome: str = HANDED_BACK) -> None:
@@ -272,7 +272,7 @@ class Recorder:
             accepted_us=claim.accepted_us,
             started_us=claim.started_us or claim.claimed_us,
             claimed_us=claim.claimed_us,
-            continued_tokens=sum(attempt.past_tokens),
+            continued_tokens=sum(attempt.continued_tokens),
             choices=attempt.choices,
             stream=job.stream,
             attempts=claim.attempt,
@@ -367,5 +367,5 @@ def answered(attempt: Attempt, end: Terminal) -> dict[str, str | int | float | b
 
 
 def _continued(attempt: Attempt) -> dict[str, int]:
-    count = sum(attempt.past_tokens)
+    count = sum(attempt.continued_tokens)
     return {names.CONTINUED_TOKENS: count} if count else {}

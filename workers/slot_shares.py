@@ -22,7 +22,7 @@ in some ten ms."""
 
 
 MAX_VICTIMS = 16
-"""Jobs that one job of lane interactive may preempt for its place in the KV cache: a long prompt needs that of several
+"""Jobs that one job of lane interactive may preempt for its part of the KV cache: a long prompt needs that of several
 short texts."""
 
 
@@ -62,7 +62,7 @@ def preemptible(jobs: Iterable[RunningJob], now_s: float) -> list[RunningJob]:
 
 
 def choose_victims(jobs: Iterable[RunningJob], texts: int, now_s: float) -> list[str]:
-    """Choose the youngest batch jobs whose choices together free `texts` places; fewer if there are no more."""
+    """Choose the youngest batch jobs whose choices together free `texts` slots; fewer if there are no more."""
     chosen, freed = list[str](), 0
     for job in preemptible(jobs, now_s):
         if freed >= texts:

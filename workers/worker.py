@@ -21,7 +21,7 @@ from penstock.loops import ExpectedErrors, retry_until, run_periodically, wait_a
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
-from streaming.jobs.codec import Cancel, Control, Cordon, Follow, Hold, Terminal, Wake
+from streaming.jobs.codec import AddAddress, Cancel, Control, Cordon, Hold, Terminal, Wake
 from streaming.jobs.history import History
 from streaming.jobs.job import JobState, unsupported, without_passed
 from streaming.jobs.lease import HANDED_BACK, Claim, Finish, Lease, UnreadableClaim
@@ -71,10 +71,9 @@ class Worker:
         self._clock = Clock(client)
         self._held = HeldJobs(self.lease)
         self._attempts = self._held.attempts
-        self._room = asyncio.Event()
         on_stopped = self._end_if_over_and_send
         self._starter = ChoiceStarter(
-            engine, card, settings, recorder, self._room, on_stopped=on_stopped, targets=targets, weights=weights
+            engine, card, settings, recorder, on_stopped=on_stopped, targets=targets, weights=weights
         )
         self._choices, self._partial = self._starter.running, self._starter.waiting
         """The same dicts as in the starter, because `on_step` reads them for every piece."""
@@ -91,7 +90,6 @@ class Worker:
             self._starter,
             self._held,
             self._preemption,
-            self._room,
             begin=self.begin,
             refuse=self.refuse,
             on_fenced=self.lose,
@@ -189,8 +187,8 @@ class Worker:
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
         for control in self._claimer.early(job.id):
-            if isinstance(control, Follow):
-                attempt.follow(control.address)
+            if isinstance(control, AddAddress):
+                attempt.add_address(control.address)
             else:
                 attempt.stop(JobState.CANCELLED, CANCELLED, control.by)
         self._recorder.claimed(attempt, self._now_us(attempt.partition))
@@ -213,7 +211,7 @@ class Worker:
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
         end = Terminal(broken.id, JobState.FAILED, 0, failure=failure, worker=self.lease.id)
         self._recorder.unreadable(end, self._now_us(partition_of(broken.id) or 0))
-        finish = Finish(end, broken.number, True, dead=f"unreadable: {broken.problem}")
+        finish = Finish(end, broken.run_number, True, dead=f"unreadable: {broken.problem}")
         writer = self._writers[partition_of(broken.id) or 0]
         writer.finish(finish)
         writer.send()
@@ -230,8 +228,8 @@ class Worker:
             if choice is None:  # handed back or preempted: its next worker continues it
                 if piece.last:
                     freed = True
-                    if self._starter.claimer_found_no_room:
-                        self._room.set()
+                    if self._starter.is_full:
+                        self._starter.look.set()
                 continue
             attempt, index = choice
             finish = piece.finish
@@ -254,8 +252,8 @@ class Worker:
                 self._starter.end(attempt, index, piece)
                 self._end_if_over(attempt)
                 freed = True
-                if self._starter.claimer_found_no_room and not attempt.over:
-                    self._room.set()  # where a job ends, this is done once that is written
+                if self._starter.is_full and not attempt.over:
+                    self._starter.look.set()  # where a job ends, this is done once that is written
         if self._partial and (freed or self._starter.is_due(now)):
             self._starter.refill()
             self._preemption.retry_preemption(now)
@@ -275,7 +273,7 @@ class Worker:
         attempt.stamps.first = attempt.stamps.first or now
         if not attempt.opening.at_ms:
             attempt.note_start(self._clock.at(attempt.stamps.first, attempt.partition))
-        self._writers[attempt.partition].open(attempt.number, attempt.opening, attempt.addresses)
+        self._writers[attempt.partition].open(attempt.run_number, attempt.opening, attempt.addresses)
 
     def _end_if_over(self, attempt: Attempt) -> None:
         if attempt.over:
@@ -314,7 +312,7 @@ class Worker:
         ended = list[tuple[Attempt, Terminal]]()
         for finish in step.finishes:
             held = self._attempts.get(finish.terminal.job)
-            if held is not None and held.number == finish.number:
+            if held is not None and held.run_number == finish.run_number:
                 del self._attempts[finish.terminal.job]
                 if finish in refused:  # others had ended it
                     self._recorder.lost(finish.terminal.job)
@@ -323,7 +321,7 @@ class Worker:
         if ended:
             self._recorder.written(ended, self._now_us(ended[0][0].partition), self.lease.name)
         if step.finishes:
-            self._room.set()
+            self._starter.look.set()
 
     # --- checks of answers -------------------------------------------------------------------------------------------
 
@@ -361,9 +359,9 @@ class Worker:
 
         async def beat() -> None:
             counted = await self.lease.beat(partition)
-            for job_id, number in comparison.strays(counted, may_claim=self._claimer.may_bring(partition)):
+            for job_id, run_number in comparison.strays(counted, may_claim=self._claimer.may_bring(partition)):
                 log.warning("handing back a job whose claim was never answered", extra={"job": job_id})
-                await self.lease.release(job_id, number)
+                await self.lease.release(job_id, run_number)
             for job_id, _ in comparison.taken(counted):
                 self._drop(job_id, "the store no longer counts it as this worker's")
             self._writers[partition].checkpoint(self._settings.checkpoint_frames)
@@ -390,12 +388,12 @@ class Worker:
     def _obey(self, control: Control) -> None:
         match control:
             case Wake():
-                self._room.set()
+                self._starter.look.set()
             case Cancel(job_id, by):
                 self._cancel(job_id, by)
-            case Follow(job_id, address):
+            case AddAddress(job_id, address):
                 if attempt := self._attempts.get(job_id):
-                    attempt.follow(address)
+                    attempt.add_address(address)
                 else:
                     self._claimer.note(control)
             case Cordon(reason):
@@ -446,7 +444,7 @@ class Worker:
         for attempt in self._held.of(partition):
             self._let_go(attempt.job.id)
         self._losing.set()
-        self._room.set()
+        self._starter.look.set()
         if self._has_leases:
             self._on_cordon(f"its lease in partition {partition} was taken")
 
@@ -465,8 +463,8 @@ class Worker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_s):
                 while self._attempts and self._has_leases:
-                    self._room.clear()
-                    await self._room.wait()
+                    self._starter.look.clear()
+                    await self._starter.look.wait()
         if self._has_leases and await self._hand_back():
             self._leaving = True
             await self._leave()

@@ -79,10 +79,10 @@ class Writer:
         self._idle.set()
         self._stopped = False
 
-    def open(self, number: int, opening: Opening, addresses: Sequence[str]) -> None:
-        """Send the opening of run `number` to these addresses with the next `send`."""
+    def open(self, run_number: int, opening: Opening, addresses: Sequence[str]) -> None:
+        """Send the opening of a run to these addresses with the next `send`."""
         for address in addresses:
-            self.step.openings[address][number] = opening
+            self.step.openings[address][run_number] = opening
 
     def finish(self, finish: Finish) -> None:
         """Write the end of a job with the next `send`, after all its deltas. Raises (OverflowError, ValueError,
@@ -198,9 +198,9 @@ class Writer:
         for first in range(0, len(rows), MAX_ROWS_PER_FRAME):
             frame = StepWrite()
             frame.rows[SILENT] = rows[first : first + MAX_ROWS_PER_FRAME]
-            frame.openings[SILENT][attempt.number] = attempt.opening
+            frame.openings[SILENT][attempt.run_number] = attempt.opening
             yield self._append(frame)
-        yield self._lease.checkpoint_call(self._partition, attempt.job.id, attempt.number, first_frame)
+        yield self._lease.checkpoint_call(self._partition, attempt.job.id, attempt.run_number, first_frame)
 
     def _append(self, step: StepWrite, *, forced: bool = False) -> Call:
         oldest = self._held.oldest_frame(self._partition)

@@ -24,7 +24,7 @@ from api.timing import timing_object
 from streaming.errors import UnknownJob
 from streaming.ids import TENANT_NAME, partition_of
 from streaming.jobs.job import CancelledBy
-from streaming.jobs.reader import JobFilter, JobPage, PagePart, Place, merged
+from streaming.jobs.reader import JobFilter, JobPage, PageKey, PagePart, merged
 from streaming.jobs.records import JobRecord
 
 MAX_TENANTS = 20
@@ -104,7 +104,7 @@ async def _page(
     tenants: Sequence[str],
     stored: JobFilter,
     passes: Callable[[JobRecord], bool],
-    before: Place | None,
+    before: PageKey | None,
     limit: int,
 ) -> JobPage:
     """Read the next jobs that the store's filter finds and that pass. Raises Unavailable."""

@@ -28,8 +28,8 @@ from penstock.text import fault_of
 from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, read_answer
 from streaming.batches.store import Batch
 from streaming.jobs.job import HINTS, Job, JobState, ResponseForm
-from streaming.jobs.places import weight_of
 from streaming.jobs.records import JobRecord
+from streaming.jobs.waiting import weight_of
 from streaming.order import Priority
 
 ENDPOINTS: Mapping[str, Kind] = {
@@ -75,7 +75,7 @@ class BadLine(Exception):
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.code, self.message, self.param = code, message, param
+        self.code, self.param = code, param
 
 
 @dataclass(frozen=True, slots=True)

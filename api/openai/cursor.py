@@ -47,7 +47,7 @@ class Cursor(NamedTuple):
         return f"{self.epoch}:{self.number}:{self.run}"
 
 
-class Place(NamedTuple):
+class ResumePoint(NamedTuple):
     """Position in the log from which a reader resumes."""
 
     after: int = 0
@@ -72,14 +72,14 @@ def queued(epoch: int) -> Cursor:
     return Cursor(epoch, QUEUED)
 
 
-def started(epoch: int, place: int, first: int, run: Run) -> Cursor:
-    """Return the id of `started` of the run at `place` (counted from 1), whose first delta is `first`."""
-    return Cursor(epoch, first + place, str(run))
+def started(epoch: int, ordinal: int, first: int, run: Run) -> Cursor:
+    """Return the id of `started` of the run `ordinal` (counted from 1), whose first delta is `first`."""
+    return Cursor(epoch, first + ordinal, str(run))
 
 
-def delta(epoch: int, place: int, seq: int, run: Run) -> Cursor:
-    """Return the id of delta `seq`, written by the run at `place`."""
-    return Cursor(epoch, seq + place + 1, str(run))
+def delta(epoch: int, ordinal: int, seq: int, run: Run) -> Cursor:
+    """Return the id of delta `seq`, written by the run `ordinal`."""
+    return Cursor(epoch, seq + ordinal + 1, str(run))
 
 
 def end(epoch: int, runs: Sequence[Run], terminal: Terminal | None) -> Cursor:
@@ -100,26 +100,26 @@ def latest_of(record: JobRecord) -> Cursor | None:
     return queued(record.epoch) if record.state is JobState.QUEUED and not record.runs else None
 
 
-def resume(cursor: Cursor, record: JobRecord) -> Place | None:
+def resume(cursor: Cursor, record: JobRecord) -> ResumePoint | None:
     """Return the position after a cursor; None if the store does not know the events that the reader has."""
     if cursor.epoch != record.epoch:
         return None
     if cursor.run == NO_RUN and cursor.number <= QUEUED:
-        return Place(queued=cursor.number == QUEUED)
+        return ResumePoint(queued=cursor.number == QUEUED)
     runs = [logged.run for logged in record.runs]
     if record.state.final and (cursor.number == CUT_SHORT or cursor == end(record.epoch, runs, record.terminal)):
-        return Place(over=True)
-    place = next((place for place, run in enumerate(runs, 1) if str(run) == cursor.run), 0)
-    after = cursor.number - place - 1
-    if not place or after < 0:
+        return ResumePoint(over=True)
+    ordinal = next((ordinal for ordinal, run in enumerate(runs, 1) if str(run) == cursor.run), 0)
+    after = cursor.number - ordinal - 1
+    if not ordinal or after < 0:
         return None
     sections = record.terminal.sections if record.terminal else ()
-    if record.terminal and sections and not _wrote(sections, place, after, record.terminal.seq):
+    if record.terminal and sections and not _wrote(sections, ordinal, after, record.terminal.seq):
         return None
-    return Place(after, tuple(runs[:place]), queued=True)
+    return ResumePoint(after, tuple(runs[:ordinal]), queued=True)
 
 
-def _wrote(sections: Sequence[Section], place: int, after: int, last: int) -> bool:
-    """Whether the run at `place` wrote delta `after`, or starts right after it."""
-    beyond = sections[place].first if place < len(sections) else last + 1
-    return sections[place - 1].first - 1 <= after < beyond
+def _wrote(sections: Sequence[Section], ordinal: int, after: int, last: int) -> bool:
+    """Whether the run `ordinal` wrote delta `after`, or starts right after it."""
+    beyond = sections[ordinal].first if ordinal < len(sections) else last + 1
+    return sections[ordinal - 1].first - 1 <= after < beyond

@@ -29,23 +29,24 @@ class JobEvent(NamedTuple):
 
 
 def queued_event(epoch: int, waiting: Waiting) -> JobEvent:
-    return JobEvent("queued", cursor.queued(epoch), _place(waiting))
+    return JobEvent("queued", cursor.queued(epoch), _position(waiting))
 
 
 def position_event(waiting: Waiting) -> JobEvent:
-    """Render the job's new place in its lane."""
-    return JobEvent("queue.position", None, _place(waiting))
+    """Render the job's new position in its lane."""
+    return JobEvent("queue.position", None, _position(waiting))
 
 
-def _place(waiting: Waiting) -> dict[str, Any]:
-    return {"position": waiting.position, **wait_fields(waiting.wait)}
+def _position(waiting: Waiting) -> dict[str, Any]:
+    return {"position": waiting.before, **wait_fields(waiting.wait)}
 
 
-def started_event(event_id: Cursor, place: int, record: JobRecord) -> JobEvent:
-    """Render the beginning of a run: its attempt, and which attempt it goes on from, after how long a pause."""
-    run = record.runs[place - 1].run
+def started_event(event_id: Cursor, ordinal: int, record: JobRecord) -> JobEvent:
+    """Render the beginning of a job's run number `ordinal`: its attempt, and which attempt it goes on from, after how
+    long a pause."""
+    run = record.runs[ordinal - 1].run
     now, before = record.attempts_by_run.get(run), record.attempt_before(run)
-    data: dict[str, Any] = {"worker": without_host(now.worker if now else run.worker), "attempt": place}
+    data: dict[str, Any] = {"worker": without_host(now.worker if now else run.worker), "attempt": ordinal}
     if now and before:
         pause_ms = max(0, now.started_ms - before.ended_ms)
         data["previous"] = {"worker": without_host(before.worker), "outcome": before.outcome, "pause_ms": pause_ms}

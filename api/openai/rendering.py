@@ -23,8 +23,8 @@ from penstock.tools import REASONED, SAID, AnswerPart, CallReader, read_answer
 from streaming.fleet.process import without_host
 from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
-from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
+from streaming.jobs.waiting import QueuePosition
 from streaming.order import Priority
 
 LOWEST_LOGPROB = -9999.0
@@ -479,22 +479,22 @@ class ChunkRenderer:
 class Waiting(NamedTuple):
     """Where a job stands that no worker has yet."""
 
-    place: QueuePlace | None = None
-    """Its place in the order of the queue; None: it does not wait, or that is not known."""
+    position: QueuePosition | None = None
+    """Its position in the order of the queue; None: it does not wait, or that is not known."""
     wait: Wait | None = None
     """Expected time until it starts; None: unknown."""
     hold: str = ""
     """Why no worker can claim it now; "" if one can."""
 
     @property
-    def position(self) -> int | None:
+    def before(self) -> int | None:
         """Jobs that are expected to start before it."""
-        return self.place.before if self.place else None
+        return self.position.before if self.position else None
 
     @property
     def reason(self) -> str | None:
-        """Why it waits: why no worker can claim it, else why it stands at its place."""
-        return (self.hold or self.place.reason) if self.place else None
+        """Why it waits: why no worker can claim it, else why it stands at its position."""
+        return (self.hold or self.position.reason) if self.position else None
 
 
 def finish_reasons(record: JobRecord) -> list[str | None]:
@@ -524,7 +524,7 @@ def job_object(
         "model": job.model,
         "served_by": servers_of(job.model, terminal) if terminal and terminal.seq else None,
         "priority": job.priority.value,
-        "queue_position": waiting.position,
+        "queue_position": waiting.before,
         "queue_reason": waiting.reason,
         **wait_fields(waiting.wait),
         "attempts": record.attempt,

@@ -273,7 +273,7 @@ class Lines:
     def _fits(self, line: int) -> bool:
         needed = self._needed.get(line)
         partition = partition_of(self._job_id(line)) or 0
-        return needed is None or self._tools.headroom.fits(partition, needed, part=True)
+        return needed is None or self._tools.headroom.fits(partition, needed)
 
     async def withdraw(self) -> None:
         """Take unclaimed lines out of the queue; they are enqueued again later. Raises Unavailable, OSError."""

@@ -159,7 +159,7 @@ class PenstockWorker(ModelWorker):
             self.submit(text, now_s)
 
     def _lanes(self, now_s: float) -> Collection[Priority]:
-        """The lanes from which a text may be claimed now. Where no place is free, the highest lane alone, if a batch
+        """The lanes from which a text may be claimed now. Where no slot is free, the highest lane alone, if a batch
         text may be preempted for it."""
         slots, texts = self.engine.shape.slots, self.engine.texts
         is_batch = [text.lane == Priority.BATCH for text in self.held]
@@ -171,7 +171,7 @@ class PenstockWorker(ModelWorker):
         return NOT_BATCH if is_batch or room == 0 else LANES
 
     def _crowding(self, now_s: float) -> Collection[str]:
-        """The tenants that get no place now: those with more than their share, once few slots are free."""
+        """The tenants that get no slot now: those with more than their share, once few slots are free."""
         slots = self.engine.shape.slots
         is_roomy = len(self.engine.texts) < slots - tenant_slots(slots, None)
         return () if is_roomy else self._shares.crowding(slots, now_s)

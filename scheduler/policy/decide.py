@@ -65,7 +65,6 @@ class PolicyState:
 class PoolPlan:
     """The number of workers that a pool should have, and the reason."""
 
-    model: str
     want: int
     """Not counting cordoned workers."""
     reason: str
@@ -325,7 +324,6 @@ def _plan(
     demand = replace(state.demand, starts=state.demand.starts.with_orders(want - state.want, now))
     wake_s = 0.0 if snapshot.ready else demand.starts.wake_s(limits.cold_start_s, now)
     return PoolPlan(
-        snapshot.model,
         want,
         reason,
         replace(state, want=want, demand=demand),

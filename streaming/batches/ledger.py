@@ -200,8 +200,7 @@ def rows_of(folder: Path, epoch: int) -> list[AnswerRow]:
 class Ledger:
     """State of all lines from all segments: how each ended, and how often it was tried."""
 
-    def __init__(self, folder: Path, lines: int) -> None:
-        self.folder = folder
+    def __init__(self, lines: int) -> None:
         self.ends: list[AnswerRow | None] = [None] * lines
         self.attempts = array("H", bytes(2 * lines))
         """Number of each line's current job."""
@@ -211,7 +210,7 @@ class Ledger:
     @classmethod
     def load(cls, folder: Path, lines: int) -> Ledger:
         """Raises OSError."""
-        ledger = cls(folder, lines)
+        ledger = cls(lines)
         for path in sorted(folder.glob("*.index")):
             ledger.take(rows_of(folder, int(path.stem)))
         return ledger

@@ -94,8 +94,8 @@ class Files(ClientUser):
 
     async def known(self, file_ids: list[str]) -> set[str]:
         """Filter ids: those that have a record."""
-        places = [(partition_of(file_id, "file-") or 0, file_id) for file_id in file_ids]
-        calls = [("EXISTS", place, (partition_key(place, "file", file_id),)) for place, file_id in places]
+        homes = [partition_of(each, "file-") or 0 for each in file_ids]
+        calls = [("EXISTS", p, (partition_key(p, "file", each),)) for p, each in zip(homes, file_ids, strict=True)]
         return set(compress(file_ids, await self._client.calls(calls)))
 
     async def expired(self, limit: int) -> list[tuple[str, str]]:
@@ -427,8 +427,8 @@ class Batches:
     # --- helpers -----------------------------------------------------------------------------------------------------
 
     async def _records(self, ids: Sequence[str]) -> list[BatchRecord | None]:
-        places = [(self._partition(batch_id), batch_id) for batch_id in ids]
-        calls: list[Call] = [("HMGET", place, (partition_key(place, "batch", each), *FIELDS)) for place, each in places]
+        keys = [(partition := self._partition(each), partition_key(partition, "batch", each)) for each in ids]
+        calls: list[Call] = [("HMGET", partition, (key, *FIELDS)) for partition, key in keys]
         return list(map(_record, ids, await self._client.calls(calls)))
 
     def _is_ours(self, batch_id: str) -> bool:

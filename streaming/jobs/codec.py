@@ -48,7 +48,7 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """Who cancelled it, as CancelledBy; "": an older version did not say."""
 
 
-class Follow(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+class AddAddress(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """Send this job's deltas to this address as well."""
 
     job: str
@@ -68,7 +68,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True, tag="h"):
     for_ms: int
 
 
-Control: TypeAlias = Wake | Cancel | Follow | Cordon | Hold
+Control: TypeAlias = Wake | Cancel | AddAddress | Cordon | Hold
 
 
 MAX_ROWS_PER_FRAME = 1000

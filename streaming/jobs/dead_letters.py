@@ -58,7 +58,7 @@ class DeadLetters:
         """Read one dead letter, by its id or by that of its job. Raises UnknownJob."""
         if (partition := partition_of(letter_id)) is not None and partition in self._client.partitions:
             return await self._of_job(partition, letter_id)
-        partition, entry = self._place(letter_id)
+        partition, entry = self._entry_of(letter_id)
         entries = await self._client.call("XRANGE", partition, partition_key(partition, "dead"), entry, entry)
         if not entries:
             raise UnknownJob(letter_id)
@@ -77,7 +77,7 @@ class DeadLetters:
 
     async def drop(self, letter_id: str) -> None:
         """Delete a dead letter by its id. Raises UnknownJob."""
-        partition, entry = self._place(letter_id)
+        partition, entry = self._entry_of(letter_id)
         if not await self._client.call("XDEL", partition, partition_key(partition, "dead"), entry):
             raise UnknownJob(letter_id)
 
@@ -101,7 +101,7 @@ class DeadLetters:
         entries: list[Any] = await self._client.call("XREVRANGE", partition, key, last, "-", "COUNT", count)
         return entries
 
-    def _place(self, letter_id: str) -> tuple[int, str]:
+    def _entry_of(self, letter_id: str) -> tuple[int, str]:
         match = LETTER_ID.fullmatch(letter_id)
         if match is None or int(match[1]) not in self._client.partitions:
             raise UnknownJob(letter_id)

@@ -54,7 +54,7 @@ LOG_KEEP_S = 86_400
 """The longest time for which a dead worker's log is kept; it expires sooner when the last of its jobs has ended."""
 
 HANDED_BACK, PREEMPTED, RETURNED = "handed_back", "preempted", "returned"
-"""Outcomes of an attempt whose job is put back: its worker drains, needs its place for a job of a higher lane,
+"""Outcomes of an attempt whose job is put back: its worker drains, needs its slot for a job of a higher lane,
 or cannot reach its server."""
 
 WRITTEN = frozenset((0, 1))
@@ -79,7 +79,7 @@ class Claim(msgspec.Struct, frozen=True):
     job: Job
     partition: int
     attempt: int
-    number: int
+    run_number: int
     """Number of the run that this claim began; the worker uses it for no other."""
     created_ms: int
     """Redis time of its acceptance."""
@@ -109,7 +109,7 @@ class UnreadableClaim:
     """A claimed job that this worker cannot decode. `newer`: a worker of a newer version can."""
 
     id: str
-    number: int
+    run_number: int
     """Number of the run, as in Claim."""
     problem: str
     newer: bool = False
@@ -127,7 +127,7 @@ class Claimed:
 class HeldJob:
     """A job that this worker holds by the store's records."""
 
-    number: int
+    run_number: int
     """Number of the run under which it does."""
     cancelled: bool
     """Whether the job was cancelled."""
@@ -139,7 +139,7 @@ class Finish(msgspec.Struct, frozen=True):
     """The end of a claimed job."""
 
     terminal: Terminal
-    number: int
+    run_number: int
     """Number of the run that ends it: refused if the job was claimed again since."""
     with_rows: bool
     """Publish the rows with it: the reader has not received them as deltas. It reads a long result from the record."""
@@ -164,7 +164,7 @@ class Lease:
         self._lease_ms = client.settings.lease_ms
         self._frames, self._oldest = dict.fromkeys(client.partitions, 0), dict.fromkeys(client.partitions, 0)
         """By partition: the last frame, and the oldest one that was still needed then."""
-        self._run = 0
+        self._last_run = 0
         """Number of the last run."""
         self._renewed = dict.fromkeys(client.partitions, 0.0)
         """By partition: when a step last renewed the lease (monotonic)."""
@@ -192,21 +192,21 @@ class Lease:
 
         Args:
             lowest: most jobs of the lowest lane.
-            free: places that are free, fewer than `want`: jobs beyond them are claimed from the highest lane alone. If
+            free: slots that are free, fewer than `want`: jobs beyond them are claimed from the highest lane alone. If
                 there are too few of these, the worker is marked as one that makes room, and will be woken for them.
-            shared: places for any tenant; jobs beyond them are claimed from tenants other than `crowding`.
+            shared: slots for any tenant; jobs beyond them are claimed from tenants other than `crowding`.
             begins: how many of `free` begin at once. A worker that got as many is not marked as idle, but as one that
                 prefetches: it will be woken if no other is idle.
         """
-        most, places, at_once = ["" if alone or each is None else each for each in (lowest, free, begins)]
+        most, free_slots, at_once = ["" if alone or each is None else each for each in (lowest, free, begins)]
         want = 1 if alone else want
-        before, self._run = self._run, self._run + want
+        before, self._last_run = self._last_run, self._last_run + want
         kept: tuple[str | int, ...] = (shared, *crowding) if crowding and shared is not None and not alone else ()
-        args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, places, at_once)
+        args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, free_slots, at_once)
         now, frame, suspects, *taken = await self._client.call("claim", partition, *args, *kept)
         jobs = [taken[at : at + FIELDS_OF_JOB] for at in range(0, len(taken), FIELDS_OF_JOB)]
-        if self._run == before + want:  # else a concurrent claim has reserved the following numbers
-            self._run = before + len(jobs)  # reuse unused numbers: small ones are shorter in every frame
+        if self._last_run == before + want:  # else a concurrent claim has reserved the following numbers
+            self._last_run = before + len(jobs)  # reuse unused numbers: small ones are shorter in every frame
         return Claimed([_claim(item, partition, float(now), frame, self.id) for item in jobs], bool(suspects))
 
     def next_frame(self, partition: int) -> int:
@@ -258,12 +258,12 @@ class Lease:
         told, rows = record, finish.rows or record_rows(end)
         if finish.with_rows:
             told = encode(end) if len(rows) < LONG_BYTES else encode(Ended(end.job))
-        args = (self.id, end.job, finish.number, end.state, record, rows, told, finish.dead, end.usage.completion)
+        args = (self.id, end.job, finish.run_number, end.state, record, rows, told, finish.dead, end.usage.completion)
         return ("finish", partition_of(end.job) or 0 if partition is None else partition, (*args, finish.prompt))
 
-    def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:
+    def checkpoint_call(self, partition: int, job_id: str, run_number: int, frame: int) -> Call:
         """Build the call that records a checkpoint: a run's deltas are read from this frame on; idempotent."""
-        return ("checkpoint", partition, (self.id, job_id, number, frame))
+        return ("checkpoint", partition, (self.id, job_id, run_number, frame))
 
     async def calls(self, calls: Sequence[Call]) -> None:
         """Run append, checkpoint and finish calls, in order, in one round trip.
@@ -295,11 +295,12 @@ class Lease:
         """
         answer = await self._client.call("beat", partition, self.id, self._lease_ms)
         return {
-            job_id.decode(): HeldJob(int(number), bool(cancel), canceller(cancel)) for job_id, number, cancel in answer
+            job_id.decode(): HeldJob(int(run_number), bool(cancel), canceller(cancel))
+            for job_id, run_number, cancel in answer
         }
 
     async def release(
-        self, job_id: str, number: int, frames: Sequence[Frame] = (), *, outcome: str = HANDED_BACK
+        self, job_id: str, run_number: int, frames: Sequence[Frame] = (), *, outcome: str = HANDED_BACK
     ) -> None:
         """Requeue a job for another worker to continue. A late call, when this worker holds the job under a later run,
         changes nothing, so the call is idempotent. Raises Fenced, Unavailable.
@@ -308,23 +309,23 @@ class Lease:
             frames: everything that the job's runs have generated; this worker's log is then not needed for it.
             outcome: of the attempt, HANDED_BACK, PREEMPTED or RETURNED.
         """
-        args: list[str | bytes | int] = [self.id, job_id, number, LOG_KEEP_S, outcome]
+        args: list[str | bytes | int] = [self.id, job_id, run_number, LOG_KEEP_S, outcome]
         args += [encode(frame) for frame in frames]
         await self._client.call("release", partition_of(job_id) or 0, *args)
 
-    async def restart(self, job_id: str, number: int, draft: Draft | None = None) -> None:
+    async def restart(self, job_id: str, run_number: int, draft: Draft | None = None) -> None:
         """Restart a claimed job from its beginning under a new epoch: deltas of earlier runs become void. `draft`:
         those of them that the job's readers are still told of.
 
         Raises Fenced, Unavailable.
         """
         kept = encode(draft) if draft is not None else b""
-        await self._client.call("restart", partition_of(job_id) or 0, self.id, job_id, number, kept)
+        await self._client.call("restart", partition_of(job_id) or 0, self.id, job_id, run_number, kept)
 
     async def decline(self, jobs: Sequence[UnreadableClaim]) -> None:
         """Undo the claims of jobs that only a newer version can decode. Raises Fenced, Unavailable."""
         await self._client.calls(
-            [("decline", partition_of(each.id) or 0, (self.id, each.id, each.number)) for each in jobs]
+            [("decline", partition_of(each.id) or 0, (self.id, each.id, each.run_number)) for each in jobs]
         )
 
     async def leave(self) -> int:
@@ -347,13 +348,13 @@ class Lease:
 
 
 def _claim(item: Sequence[bytes], partition: int, now: float, frame: int, worker: str) -> Claim | UnreadableClaim:
-    job_id, body, attempt, deadline, reply, runs, created, number = item
+    job_id, body, attempt, deadline, reply, runs, created, run_number = item
     try:
         return Claim(
             job=decode_job(body),
             partition=partition,
             attempt=int(attempt),
-            number=int(number),
+            run_number=int(run_number),
             created_ms=int(float(created)),
             claimed_ms=int(now),
             deadline_ms=int(float(deadline)) if deadline else None,
@@ -365,4 +366,4 @@ def _claim(item: Sequence[bytes], partition: int, now: float, frame: int, worker
             worker=worker,
         )
     except (DecodeError, ValueError, OverflowError) as error:
-        return UnreadableClaim(job_id.decode(), int(number), str(error), newer=isinstance(error, NewerMessage))
+        return UnreadableClaim(job_id.decode(), int(run_number), str(error), newer=isinstance(error, NewerMessage))

@@ -28,9 +28,9 @@ from streaming.errors import (
 from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
-from streaming.jobs.places import FIRST, Cost, QueuePlace, cost_of
 from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
+from streaming.jobs.waiting import FIRST, Cost, QueuePosition, cost_of
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, ScriptBatcher
 from streaming.store.monitor import Headroom, Reservation
@@ -40,15 +40,15 @@ log = logging.getLogger(__name__)
 PUT_RETRY_DELAY_S = 0.05
 NO_QUOTAS: Mapping[str, int] = {}
 NOT_READ = (0, 0, 0, 0, 0)
-"""The place of a job that an earlier attempt at the same put has accepted."""
+"""The position of a job that an earlier attempt at the same put has accepted."""
 
 
 class Accepted(msgspec.Struct, frozen=True):
     """An accepted job. `joined`: its idempotency key belongs to a job that existed already."""
 
     id: str
-    place: QueuePlace = FIRST
-    """Its place in the order of the queue."""
+    position: QueuePosition = FIRST
+    """Its position in the order of the queue."""
     created_ms: int = 0
     joined: bool = False
     state: JobState = JobState.QUEUED
@@ -70,7 +70,7 @@ class Queue:
     ) -> None:
         self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
         self._weights = weights
-        self._puts, self._follows = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
+        self._puts, self._added_addresses = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "", conversation: str = "") -> str:
         """Make a job id. A conversation determines the partition of its turns; else an idempotency key does, so that
@@ -199,9 +199,9 @@ class Queue:
 
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
-            case [b"queued", created, epoch, *place]:
-                higher, requeued, own, others, served = place or NOT_READ
-                found = QueuePlace(higher, requeued, own, others, served, job.priority)
+            case [b"queued", created, epoch, *position]:
+                higher, requeued, own, others, served = position or NOT_READ
+                found = QueuePosition(higher, requeued, own, others, served, job.priority)
                 return Accepted(job.id, found, created, epoch=epoch)
             case [b"joined", known, state, created, attempts, epoch]:
                 return Accepted(known.decode(), FIRST, created, True, JobState(state.decode()), attempts, epoch)
@@ -249,21 +249,21 @@ class Queue:
 
     async def abandon(self, job_id: str, address: str, by: CancelledBy = CancelledBy.READER) -> bool:
         """Cancel a job because the last client of the process at `address` disconnected, and free its idempotency key;
-        but keep the job if other processes follow it or a client that does not wait has its id.
+        but keep the job if other processes get its tokens or a client that does not wait has its id.
 
         Returns whether the job ends by this. Raises UnknownJob, Unavailable.
         """
         answer = await self._client.call("cancel", self._partition(job_id), job_id, "", by, address)
         return answer != b"kept" and not _state_of(answer).final
 
-    async def follow(self, job_id: str, address: str, *, joining: bool = False, again: bool = False) -> JobState:
-        """Subscribe `address` to a job's coming tokens; returns the job's state. `again`: although the job's own client
-        waits there for an answer in one piece.
+    async def add_address(self, job_id: str, address: str, *, joining: bool = False, again: bool = False) -> JobState:
+        """Have a job's coming tokens sent to `address`, too; returns the job's state. `again`: although the job's own
+        client waits there for an answer in one piece.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
         """
         flags = ["1" if flag else "" for flag in (joining, again)]
-        answer = await self._follows.call(self._partition(job_id), job_id, address, *flags)
+        answer = await self._added_addresses.call(self._partition(job_id), job_id, address, *flags)
         if answer == b"abandoned":
             raise Abandoned(job_id)
         return _state_of(answer)

@@ -63,11 +63,11 @@ class Quotas:
 
     async def usage(self, tenant: str) -> TenantUsage:
         """Read the tenant's usage of all partitions. Raises Unavailable."""
-        parts = await self._slices(tenant, 0, MAX_LOOKED)
+        parts = await self._slices(tenant, 0)
         total, looked = _sum(parts), MAX_LOOKED
         waiting, running = total.waiting, total.running
         while looked < MAX_COUNTED and looked < total.jobs:
-            more = _sum(await self._slices(tenant, looked, MAX_LOOKED))
+            more = _sum(await self._slices(tenant, looked))
             waiting, running, looked = waiting + more.waiting, running + more.running, looked + MAX_LOOKED
         return msgspec.structs.replace(total, waiting=waiting, running=running)
 
@@ -109,8 +109,8 @@ class Quotas:
         self._away.pop(partition, None)
         return part
 
-    async def _slices(self, tenant: str, rank: int, most: int) -> list[TenantUsage]:
-        args = self._asked(tenant, rank, most)
+    async def _slices(self, tenant: str, rank: int) -> list[TenantUsage]:
+        args = self._asked(tenant, rank, MAX_LOOKED)
         answers = await self._client.calls([("usage", partition, args) for partition in self._client.partitions])
         return [_usage(answer) for answer in answers]
 

@@ -19,8 +19,8 @@ from streaming.ids import partition_of
 from streaming.jobs.codec import LONG_BYTES, encode, record_rows, without_rows
 from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, LoggedRun
 from streaming.jobs.job import Job, JobState
-from streaming.jobs.places import FIRST, QueuePlace, QueuePlaces
 from streaming.jobs.records import JobRecord, malformed_record, parse_record, read_end, salvaged, was_cut_short
+from streaming.jobs.waiting import FIRST, QueuePosition, QueuePositions
 from streaming.keys import REQUEUED, partition_key
 from streaming.order import Priority
 from streaming.redis.client import Call, ClientUser, RedisClient, ScriptBatcher
@@ -37,7 +37,7 @@ class JobReader:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
         self._records, self._stands = ScriptBatcher(client, "record"), ScriptBatcher(client, "stand")
-        self._places, self._histories = QueuePlaces(client), Histories(client)
+        self._positions, self._histories = QueuePositions(client), Histories(client)
         self._ended: dict[str, asyncio.Task[JobRecord]] = {}
         """Running reads of ended jobs, which concurrent callers share."""
 
@@ -144,19 +144,19 @@ class JobReader:
         """
         return await self._histories.read(job_id, runs)
 
-    async def place(self, record: JobRecord, old_s: float = 0.0) -> QueuePlace:
-        """The job's place in the order of the queue. The answer may be `old_s` old, so that one read serves many
+    async def position(self, record: JobRecord, old_s: float = 0.0) -> QueuePosition:
+        """The job's position in the order of the queue. The answer may be `old_s` old, so that one read serves many
         callers. Raises Unavailable."""
         if record.state is not JobState.QUEUED:
             return FIRST
         partition, job = partition_of(record.job.id) or 0, record.job
         queue = record.queue if record.queue in REQUEUED else "lane"
         lane = partition_key(partition, queue, job.model, job.priority)
-        return await self._places.find(partition, lane, job.tenant, record.entry, old_s)
+        return await self._positions.find(partition, lane, job.tenant, record.entry, old_s)
 
-    async def expected_place(self, job: Job, card: ModelCard | None) -> int:
+    async def expected_position(self, job: Job, card: ModelCard | None) -> int:
         """How many jobs of its lane would start before a job that is put now. Raises Unavailable."""
-        return await self._places.expected(job, card)
+        return await self._positions.expected(job, card)
 
     async def again(self, record: JobRecord) -> JobRecord:
         """Read the job's record again; while it waits, without its body. Raises UnknownJob, Unavailable."""
@@ -204,8 +204,8 @@ meanwhile."""
 MAX_ROUNDS = 4
 """Maximum rounds of reads for one page."""
 
-Place: TypeAlias = tuple[int, str]
-"""A job's place in the list: the time (ms) of its acceptance, and its id."""
+PageKey: TypeAlias = tuple[int, str]
+"""A job's key in the list of a tenant's jobs: the time (ms) of its acceptance, and its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ ANY = JobFilter()
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Jobs, newest first, without bodies and rows, and the place behind which the next page begins; None: that is
+    """Jobs, newest first, without bodies and rows, and the key behind which the next page begins; None: that is
     all.
 
     A page reads a bounded number of jobs, in a few rounds of one call per partition. So it may be short, or empty, if
@@ -232,21 +232,21 @@ class JobPage:
     """
 
     jobs: list[JobRecord]
-    behind: Place | None
+    behind: PageKey | None
 
 
 @dataclass(frozen=True, slots=True)
 class PagePart:
-    """One partition's part of a page. `reached`: the last place that was read; None: the partition has no more."""
+    """One partition's part of a page. `reached`: the last key that was read; None: the partition has no more."""
 
-    jobs: Sequence[tuple[Place, JobRecord]]
-    reached: Place | None
+    jobs: Sequence[tuple[PageKey, JobRecord]]
+    reached: PageKey | None
 
 
 class Summaries(ClientUser):
     """Reads job lists."""
 
-    async def recent(self, tenant: str, before: Place | None, limit: int, wanted: JobFilter = ANY) -> JobPage:
+    async def recent(self, tenant: str, before: PageKey | None, limit: int, wanted: JobFilter = ANY) -> JobPage:
         """Read a page of a tenant's jobs behind `before`, newest first. Raises Unavailable."""
         found: list[JobRecord] = []
         for _ in range(MAX_ROUNDS):
@@ -256,7 +256,7 @@ class Summaries(ClientUser):
                 break
         return JobPage(found, before)
 
-    async def _round(self, tenant: str, before: Place | None, limit: int, wanted: JobFilter) -> JobPage:
+    async def _round(self, tenant: str, before: PageKey | None, limit: int, wanted: JobFilter) -> JobPage:
         horizon = await self._client.now_ms() - 2000 * self._client.settings.retention_s
         time, job_id = before or ("", "")
         looked = max(limit, MAX_LOOKED // len(self._client.partitions))
@@ -269,7 +269,7 @@ class Summaries(ClientUser):
     async def _part(self, answer: Sequence[Any], tenant: str) -> PagePart:
         """Decode one partition's part; fails a malformed job and shows it so. Raises Unavailable."""
         epoch, reached, *jobs = answer
-        found: list[tuple[Place, JobRecord]] = []
+        found: list[tuple[PageKey, JobRecord]] = []
         for name, time, values in jobs:
             job_id = name.decode()
             fields = [word for pair in zip(FIELDS, values, strict=True) if pair[1] is not None for word in pair]

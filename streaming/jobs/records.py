@@ -186,9 +186,9 @@ REASONS = {
 
 
 class Interruption(NamedTuple):
-    """The end of an attempt that did not end its job. `place`: of its run among the job's, counted from 1."""
+    """The end of an attempt that did not end its job. `ordinal`: of its run among the job's, counted from 1."""
 
-    place: int
+    ordinal: int
     attempt: PastAttempt
 
 

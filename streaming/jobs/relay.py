@@ -315,12 +315,12 @@ class ReorderBuffer:
             self._looked, self.checked, self.patience = self.seq, now, TICK_S
         return now - self.checked >= min(self.patience, silence)
 
-    def look(self, now: float, longest: float) -> None:
+    def look(self, now: float) -> None:
         """Note that record and log are being read: sets the time of the next read."""
         new = self.seq != self._looked
         self._looked, self.checked = self.seq, now
         self._haste = TICK_S / LOOKS if new or not self.stale else min(2 * self._haste, MAX_RETRY_DELAY_S)
-        self.patience, self.stale = min(self.patience * 2, longest), False
+        self.patience, self.stale = min(self.patience * 2, MAX_SILENCE_S), False
 
     def hang_up(self) -> None:
         """Note that the reader's client has disconnected, and wake the reader."""
@@ -452,8 +452,8 @@ class Relay:
     def open(
         self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
     ) -> ReorderBuffer:
-        """Open a buffer for a job that carries this process's address: before the job is put, or before `follow` gives
-        it the address. Close it afterwards."""
+        """Open a buffer for a job that carries this process's address: before the job is put, or before `subscribe`
+        adds the address to it. Close it afterwards."""
         buffer = ReorderBuffer(job_id, after, runs=runs, whole=whole, rowless=rowless)
         buffer.checked = asyncio.get_running_loop().time()
         subscribers = self._subscribers.setdefault(job_id, Subscribers())
@@ -479,14 +479,14 @@ class Relay:
         """Whether this process has an open buffer for this job."""
         return job_id in self._subscribers
 
-    async def follow(self, buffer: ReorderBuffer, job: Job | None = None, *, joining: bool = False) -> None:
-        """Subscribe to a job's coming deltas, and read its earlier ones from the log. `job`: given if this process may
-        have put it for an answer in one piece, whose deltas do not come here by themselves.
+    async def subscribe(self, buffer: ReorderBuffer, job: Job | None = None, *, joining: bool = False) -> None:
+        """Have a job's coming deltas sent here, too, and read its earlier ones from the log. `job`: given if this
+        process may have put it for an answer in one piece, whose deltas do not come here by themselves.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
         """
         again = job is not None and not job.stream and job.reply_to == self.address
-        await self._queue.follow(buffer.job_id, self.address, joining=joining, again=again)
+        await self._queue.add_address(buffer.job_id, self.address, joining=joining, again=again)
         buffer.stale = True
         await self._read_soon(buffer)
 
@@ -668,7 +668,7 @@ class Relay:
         unheard: set[str] = set()
         """Jobs whose record does not have this address: the store has lost it, or an older worker dropped it."""
         for (buffer, record), was_there, held in zip(looked, there, standing, strict=True):
-            buffer.look(now, MAX_SILENCE_S)
+            buffer.look(now)
             if record is None:
                 if was_there:  # else the record was read before the put reached the store
                     buffer.end(Terminal(buffer.job_id, JobState.FAILED, buffer.seq, failure=GONE))
@@ -683,7 +683,7 @@ class Relay:
             buffer.flush()
             if record is not None and record.terminal is not None and len(record.terminal.rows) >= ROWS_AT_ONCE:
                 await asyncio.sleep(0)
-        await asyncio.gather(*map(self._follow_again, unheard))
+        await asyncio.gather(*map(self._subscribe_again, unheard))
         for name, first in behind.items():
             await self._read_log(partition_of(jobs[0]) or 0, name, first, looked)
         for buffer, record in looked:
@@ -710,9 +710,9 @@ class Relay:
         except NewerMessage:
             self._end_newer(name, looked)
 
-    async def _follow_again(self, job_id: str) -> None:
+    async def _subscribe_again(self, job_id: str) -> None:
         with suppress(UnknownJob):
-            await self._queue.follow(job_id, self.address)
+            await self._queue.add_address(job_id, self.address)
 
     def _end_newer(self, name: LogName, looked: Iterable[tuple[ReorderBuffer, JobRecord | None]]) -> None:
         """End the readers of jobs whose deltas are in this log: a worker of a newer version wrote it, and this process

@@ -117,7 +117,7 @@ elseif not wake_worker(model, priority, now) and waiting == 0 and not is_running
 end
 if part then return {'queued', now, epoch} end
 
--- Find the place of the job (streaming/jobs/places.py says how it is estimated). A job without a limit starts after all of
+-- Find the place of the job (streaming/jobs/waiting.py says how it is estimated). A job without a limit starts after all of
 -- its tenant's.
 local higher, requeued = count_earlier(lane, model, priority)
 local place, others = own, waiting - own

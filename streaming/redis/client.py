@@ -215,7 +215,7 @@ class RedisClient:
             answers = await self._run(calls)
             if moved := _moved(answers):
                 for error in moved:
-                    await self._topology.follow(error)
+                    await self._topology.note_moved(error)
                 answers = await self._run(calls)
         return [_translated(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
@@ -245,14 +245,14 @@ class RedisClient:
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
         """Run the calls on all their servers concurrently. Returns answers and error answers."""
-        places = {p: await self._topology.place(prefix(p)) for p in {partition for _, partition, _ in calls}}
-        parts: dict[str, list[int]] = {place: [] for place in places.values()}
+        servers = {p: await self._topology.server_of(prefix(p)) for p in {partition for _, partition, _ in calls}}
+        parts: dict[str, list[int]] = {server: [] for server in servers.values()}
         if len(parts) == 1:
             return await self._run_at(next(iter(parts)), calls)
         for number, (_, partition, _) in enumerate(calls):
-            parts[places[partition]].append(number)
+            parts[servers[partition]].append(number)
         done = await asyncio.gather(
-            *(self._run_at(place, [calls[number] for number in part]) for place, part in parts.items()),
+            *(self._run_at(server, [calls[number] for number in part]) for server, part in parts.items()),
             return_exceptions=True,
         )
         answers: list[Any] = [None] * len(calls)
@@ -263,7 +263,7 @@ class RedisClient:
                 answers[number] = answer
         return answers
 
-    async def _run_at(self, place: str, calls: Sequence[Call]) -> list[Any]:
+    async def _run_at(self, server: str, calls: Sequence[Call]) -> list[Any]:
         groups = _grouped(calls)
         commands = [self._command(group) for group in groups]
         run = self._topology.run_scripts
@@ -272,23 +272,23 @@ class RedisClient:
             commands.append(self._command([("mark", calls[0][1], ())]))
             commands.append(("WAIT", 1, int(self.settings.timeout_s * 500)))
             run = self._topology.run
-        answers = await run(place, commands)
+        answers = await run(server, commands)
         if lacking := [number for number, answer in enumerate(answers) if _lacks_function(answer)]:
-            await self._load(place)
+            await self._load(server)
             lacking = list(range(len(commands))) if promised else lacking  # WAIT belongs to all of them
-            again = await run(place, [commands[number] for number in lacking])
+            again = await run(server, [commands[number] for number in lacking])
             for number, answer in zip(lacking, again, strict=True):
                 answers[number] = answer
         if promised and not _moved(answers) and checked(answers)[-1] < 1:
             raise Unavailable("no replica has it yet, which redis.durability D3 asks for")
         return _by_call(groups, answers)
 
-    async def _load(self, place: str) -> None:
+    async def _load(self, server: str) -> None:
         """Load our library on a server, and delete those of other versions beyond a few. Which of them are in use is
         unknown, so the choice is random: a process that needs a deleted one loads it again."""
         name = self._library.name
         commands = [("FUNCTION", "LOAD", self._library.text), ("FUNCTION", "LIST", "LIBRARYNAME", f"{LIBRARIES}*")]
-        loaded, listed = await self._topology.run_scripts(place, commands)
+        loaded, listed = await self._topology.run_scripts(server, commands)
         if isinstance(loaded, ResponseError) and _refusal(loaded)[0] == "NOPERM":
             raise Unavailable(
                 "the store does not have the functions of this version, and this process may not load them: "
@@ -299,7 +299,7 @@ class RedisClient:
         others = [each for _, each, *_ in listed if OURS.fullmatch(each) and each != name.encode()]
         if (surplus := len(others) - MAX_LIBRARIES + 1) > 0:
             doomed = random.sample(others, surplus)
-            await self._topology.run_scripts(place, [("FUNCTION", "DELETE", each) for each in doomed])
+            await self._topology.run_scripts(server, [("FUNCTION", "DELETE", each) for each in doomed])
 
     def _is_promise(self, calls: Sequence[Call]) -> bool:
         return self.settings.durability == "D3" and any(script in self._library.promises for script, _, _ in calls)
@@ -328,12 +328,12 @@ class RedisClient:
         homes: dict[str, list[int]] = {}
         with translated():
             for partition in self.partitions:
-                homes.setdefault(await self._topology.place(prefix(partition)), []).append(partition)
+                homes.setdefault(await self._topology.server_of(prefix(partition)), []).append(partition)
         return homes
 
-    async def time_us(self, place: str) -> int:
+    async def time_us(self, server: str) -> int:
         """The clock of one server, in microseconds. Raises Unavailable."""
-        return _microseconds((await self.run_at(place, [("TIME",)]))[0])
+        return _microseconds((await self.run_at(server, [("TIME",)]))[0])
 
     @asynccontextmanager
     async def subscribe(self, channel: str) -> AsyncIterator[Subscription]:
@@ -351,32 +351,32 @@ class RedisClient:
     async def scan(self, pattern: str) -> AsyncIterator[tuple[str, list[str]]]:
         """Iterate over the names of keys in slices, with the server of each slice; a name may come twice. Raises
         Unavailable."""
-        for place in await self._places():
+        for server in await self._server_names():
             cursor = b"0"
             while True:
                 command = ("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_SLICE)
-                ((cursor, names),) = await self.run_at(place, [command])
-                yield place, [name.decode() for name in names]
+                ((cursor, names),) = await self.run_at(server, [command])
+                yield server, [name.decode() for name in names]
                 if cursor == b"0":
                     break
 
-    async def _places(self) -> list[str]:
+    async def _server_names(self) -> list[str]:
         with translated():
-            return await self._topology.places()
+            return await self._topology.servers()
 
-    async def run_at(self, place: str, commands: Sequence[Command]) -> list[Any]:
+    async def run_at(self, server: str, commands: Sequence[Command]) -> list[Any]:
         """Run plain commands on keys of one server, together. Raises Unavailable."""
         if not commands:
             return []
         with translated():
-            return checked(await self._topology.run_scripts(place, commands))
+            return checked(await self._topology.run_scripts(server, commands))
 
     async def memory(self) -> list[ServerMemory]:
         """Read the memory of every primary that holds a partition. Raises Unavailable."""
         found = []
-        for place, partitions in (await self.homes()).items():
+        for server, partitions in (await self.homes()).items():
             owed = [("HVALS", partition_key(partition, "owed")) for partition in partitions]
-            info, *answers = await self.run_at(place, [("INFO", "memory"), *owed])
+            info, *answers = await self.run_at(server, [("INFO", "memory"), *owed])
             sums = {p: sum(max(0, int(each)) for each in values) for p, values in zip(partitions, answers, strict=True)}
             names = (b"used_memory", b"maxmemory", b"used_memory_startup")
             used, allowed, at_start = (int(_info(info, name) or 0) for name in names)
@@ -384,24 +384,24 @@ class RedisClient:
         return found
 
     async def run_ids(self) -> dict[str, str]:
-        """Read each primary's run id, by its place. A new run id means a new server process. Raises Unavailable."""
-        places = await self._places()
-        return {place: _info((await self.run_at(place, [("INFO", "server")]))[0], b"run_id") for place in places}
+        """Read each primary's run id, by its name. A new run id means a new server process. Raises Unavailable."""
+        names = await self._server_names()
+        return {name: _info((await self.run_at(name, [("INFO", "server")]))[0], b"run_id") for name in names}
 
     async def servers(self) -> list[dict[str, str]]:
         """Read version, settings and replicas of every primary. Raises Unavailable."""
-        return [await self._facts(place) for place in await self._places()]
+        return [await self._facts(server) for server in await self._server_names()]
 
-    async def _facts(self, place: str) -> dict[str, str]:
+    async def _facts(self, server: str) -> dict[str, str]:
         started = time.time()
-        info, now = await self.run_at(place, [("INFO",), ("TIME",)])
+        info, now = await self.run_at(server, [("INFO",), ("TIME",)])
         offset_ms = round(_microseconds(now) / 1000 - (started + time.time()) * 500)
         settings = [("CONFIG", "GET", name) for name in ("appendfsync", "min-replicas-to-write")]
         with translated():
-            fsync, replicas = await self._topology.run_scripts(place, settings)
+            fsync, replicas = await self._topology.run_scripts(server, settings)
         numbers = ("maxmemory", "used_memory", "connected_clients", "maxclients")
         return {name: _info(info, name.encode()) or "0" for name in numbers} | {
-            "place": place,
+            "address": server,
             "server": _info(info, b"server_name") or "redis",
             "version": _info(info, b"valkey_version") or _info(info, b"redis_version"),
             "redis_version": _info(info, b"redis_version"),

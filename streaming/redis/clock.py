@@ -73,14 +73,14 @@ class Clock:
 
     async def renew(self) -> None:
         """Measure the offset to every server. Raises Unavailable."""
-        for place, partitions in (await self._client.homes()).items():
-            probes = [await self._ask(place) for _ in range(PROBES)]
+        for server, partitions in (await self._client.homes()).items():
+            probes = [await self._ask(server) for _ in range(PROBES)]
             self._offsets |= dict.fromkeys(partitions, min(probes, key=lambda offset: offset.error))
 
-    async def _ask(self, place: str) -> ClockOffset:
+    async def _ask(self, server: str) -> ClockOffset:
         before = _now_us()
-        server = await self._client.time_us(place)
-        return measured(before, server, _now_us())
+        server_us = await self._client.time_us(server)
+        return measured(before, server_us, _now_us())
 
     async def keep(self) -> None:
         """Renew in a loop until cancelled; while Redis is unavailable the bound grows."""

@@ -1,7 +1,7 @@
 """Connections to Redis: a pipelined one per server that all tasks of a process share, subscriptions, and topologies.
 
 A topology is a single server, the primary that Sentinels name, or the primaries of a cluster. RedisClient asks for the
-place of a key and sends commands there; a place is an opaque name of a server. Nothing here retries a command.
+server of a key, by an opaque name, and sends commands there. Nothing here retries a command.
 
 Commands are sent, and answered, in the order of their calls. redis-py opens the connection (address, TLS, password,
 which server is the primary), then this module takes over its transport: a call through redis-py's pool costs five to
@@ -473,15 +473,15 @@ class OneServer:
         pool = client.connection_pool
         self._shared = SharedConnection(pool.get_connection, pool.release, timeout_s)
 
-    async def place(self, key: str) -> str:
-        """Return the server that holds a key now."""
+    async def server_of(self, key: str) -> str:
+        """Return the name of the server that holds a key now."""
         return ""
 
-    async def places(self) -> list[str]:
-        """Return every server that holds keys."""
+    async def servers(self) -> list[str]:
+        """Return the name of every server that holds keys."""
         return [""]
 
-    async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
+    async def run(self, server: str, commands: Sequence[Command]) -> list[Any]:
         """Send several commands over a connection that no other task uses meanwhile; returns answers and error answers
         in their order."""
         pipeline = self.client.pipeline(transaction=False)
@@ -489,7 +489,7 @@ class OneServer:
             pipeline.execute_command(*command)
         return await self._checked(list(await pipeline.execute(raise_on_error=False)))
 
-    async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
+    async def run_scripts(self, server: str, commands: Sequence[Command]) -> list[Any]:
         """The same over the shared connection, where a call costs least. For commands that do not block."""
         return await self._checked(await self._shared.run(commands))
 
@@ -504,7 +504,7 @@ class OneServer:
             await self.client.connection_pool.disconnect(inuse_connections=False)
         return answers
 
-    async def follow(self, moved: MovedError) -> None:
+    async def note_moved(self, moved: MovedError) -> None:
         """Update the slot map from a MOVED error."""
         raise RedisClusterException("this server is one of a cluster; redis.url must begin with redis+cluster://")
 
@@ -539,7 +539,7 @@ def _is_deposed(error: ResponseError) -> bool:
 
 
 class Cluster:
-    """Topology of a cluster's primaries, with the methods of OneServer. A place is a node's name.
+    """Topology of a cluster's primaries, with the methods of OneServer. A server's name is its node's.
 
     Scripts go to the node that holds their key, and ASK redirections are not followed: while a slot migrates, its keys
     lie on two nodes and a script would see half of them. The node answers ASK, RedisClient raises Unavailable for that
@@ -561,25 +561,25 @@ class Cluster:
         )
         self.client = cast(Redis, self._cluster)
 
-    async def place(self, key: str) -> str:
+    async def server_of(self, key: str) -> str:
         await self._cluster.initialize()
         slot = self._cluster.keyslot(key)
         return str(self._cluster.nodes_manager.get_node_from_slot(slot).name)
 
-    async def places(self) -> list[str]:
+    async def servers(self) -> list[str]:
         await self._cluster.initialize()
         return [str(node.name) for node in self._cluster.get_primaries()]
 
-    async def run(self, place: str, commands: Sequence[Command]) -> list[Any]:
+    async def run(self, server: str, commands: Sequence[Command]) -> list[Any]:
         pipeline = self._cluster.pipeline()
         for command in commands:
-            pipeline.execute_command(*command, target_nodes=self._node(place))
+            pipeline.execute_command(*command, target_nodes=self._node(server))
         return await self._reloading(pipeline.execute(raise_on_error=False, allow_redirections=False))
 
-    async def run_scripts(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        connection = self._connections.get(place)
+    async def run_scripts(self, server: str, commands: Sequence[Command]) -> list[Any]:
+        connection = self._connections.get(server)
         if connection is None:
-            connection = self._connections[place] = self._connection_to(place)
+            connection = self._connections[server] = self._connection_to(server)
         return await self._reloading(connection.run(commands))
 
     async def _reloading(self, answering: Awaitable[list[Any]]) -> list[Any]:
@@ -597,12 +597,12 @@ class Cluster:
     def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered | None) -> bool:
         return False  # finding the node may need a round trip
 
-    def _connection_to(self, place: str) -> SharedConnection:
-        node = self._node(place)
+    def _connection_to(self, server: str) -> SharedConnection:
+        node = self._node(server)
 
         async def acquire() -> AbstractConnection:
             nonlocal node
-            node = self._node(place)
+            node = self._node(server)
             return await _connected(node)
 
         async def release(connection: AbstractConnection) -> None:
@@ -610,13 +610,13 @@ class Cluster:
 
         return SharedConnection(acquire, release, self._timeout_s)
 
-    def _node(self, place: str) -> ClusterNode:
-        node = self._cluster.get_node(node_name=place)
+    def _node(self, server: str) -> ClusterNode:
+        node = self._cluster.get_node(node_name=server)
         if node is None:
-            raise RedisConnectionError(f"{place} has left the cluster")
+            raise RedisConnectionError(f"{server} has left the cluster")
         return node
 
-    async def follow(self, moved: MovedError) -> None:
+    async def note_moved(self, moved: MovedError) -> None:
         await self._cluster.nodes_manager.move_slot(moved)
 
     @asynccontextmanager

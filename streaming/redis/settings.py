@@ -25,10 +25,9 @@ OPTIONS = ("sentinel_username", "sentinel_password")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A parsed URL. For one server only `kind` and `url` are set: redis-py parses that form by itself."""
+    """A parsed URL. For one server only `kind` is set: redis-py parses its URL by itself."""
 
     kind: Literal["server", "sentinel", "cluster"]
-    url: str
     hosts: tuple[tuple[str, int], ...] = ()
     tls: bool = False
     username: str | None = None
@@ -46,7 +45,7 @@ def parse_address(url: str) -> Address:
     if scheme in ONE_SERVER and rest:
         if scheme != "unix":
             _check_port(url)
-        return Address("server", url)
+        return Address("server")
     if scheme not in KINDS or not rest:
         forms = ", ".join(f"{name}://" for name in (*ONE_SERVER, *KINDS))
         meant = f"; did you mean redis://{url}?" if HOST_AND_PORT.fullmatch(url) else ""  # it holds no password
@@ -66,7 +65,6 @@ def parse_address(url: str) -> Address:
         raise ValueError("url of Sentinels must end with /<service> or /<service>/<database number>")
     return Address(
         kind=kind,
-        url=url,
         hosts=tuple(_host(host, PORTS[kind]) for host in hosts.split(",")),
         tls=scheme.startswith("rediss"),
         username=unquote(username) or None,

@@ -115,7 +115,7 @@ def _role_user(role: str) -> str:
     kinds = frozenset().union(*COMMON_COMMANDS.values(), *COMMANDS[role].values(), *map(script_kinds, SCRIPTS[role]))
     keys = {_pattern(kind) for kind in kinds}
     # FCALL names one key: the common prefix of all keys of the partition, or of the fleet.
-    keys |= {_any_partition(""), prefix(FLEET_SLOT)}
+    keys |= {ANY_PARTITION, prefix(FLEET_SLOT)}
     channels = SUBSCRIBED[role].union(*map(script_channels, SCRIPTS[role]))
     user = _user(role, ["off"], _commands(role), keys, {_star(CHANNELS[kind]) for kind in channels})
     # A first start checks whether an earlier version has used the store: EXISTS on keys of other roles too.
@@ -179,13 +179,12 @@ def script_channels(script: str) -> frozenset[str]:
 # --- patterns --------------------------------------------------------------------------------------------------------
 
 
-def _any_partition(pattern: str) -> str:
-    return prefix(0).replace("0", "[0-9]*") + pattern
+ANY_PARTITION = prefix(0).replace("0", "[0-9]*")
 
 
 def _pattern(kind: str) -> str:
     """All keys of a kind, in every partition or in the fleet's slot."""
-    for keys, start in ((FLEET, prefix(FLEET_SLOT)), (CATALOGUE, _any_partition(""))):
+    for keys, start in ((FLEET, prefix(FLEET_SLOT)), (CATALOGUE, ANY_PARTITION)):
         for key in keys:
             if key.name == kind:
                 return start + _star(key.pattern)

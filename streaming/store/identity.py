@@ -24,7 +24,7 @@ from streaming.redis.settings import RedisSettings
 FORMAT = 4
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these must
 raise it, because a process of one version must not work on a store of another."""
-FORMAT_DIGEST = "28cddd22bae167a6"
+FORMAT_DIGEST = "49a52ec3304be099"
 """Digest of everything that FORMAT versions; tests/streaming/store/test_identity.py fails when it changes."""
 
 RECOVERY_TIMEOUT_S = 5.0
@@ -140,14 +140,14 @@ async def count_contents(client: RedisClient) -> dict[str, int]:
     """Count what a reset would delete, by the names in RECORDS and SIZES, and all `keys`. It reads the names of all
     keys. Raises Unavailable."""
     found = dict.fromkeys(["keys", *RECORDS.values(), *(name for _, name in SIZES.values())], 0)
-    async for place, keys in client.scan(f"{ROOT}*"):
+    async for server, keys in client.scan(f"{ROOT}*"):
         found["keys"] += len(keys)
         kinds = [(kind_of(key), key) for key in keys]
         for kind, _ in kinds:
             if kind in RECORDS:
                 found[RECORDS[kind]] += 1
         sized = [(*SIZES[kind], key) for kind, key in kinds if kind in SIZES]
-        answers = await client.run_at(place, [(command, key) for command, _, key in sized])
+        answers = await client.run_at(server, [(command, key) for command, _, key in sized])
         for (_, name, _), size in zip(sized, answers, strict=True):
             found[name] += size
     return found
@@ -163,9 +163,9 @@ async def reset_store(client: RedisClient) -> int:
     identity = fleet_key("store")
     await client.call("EVAL", FLEET_SLOT, CONDEMN, 1, identity)
     deleted = 0
-    async for place, keys in client.scan(f"{ROOT}*"):
+    async for server, keys in client.scan(f"{ROOT}*"):
         doomed = [key for key in keys if key != identity]
-        deleted += sum(await client.run_at(place, [("UNLINK", key) for key in doomed]))
+        deleted += sum(await client.run_at(server, [("UNLINK", key) for key in doomed]))
     return deleted + int(await client.call("UNLINK", FLEET_SLOT, identity))
 
 

@@ -5,7 +5,7 @@ operator may empty the store or change its settings.
 
 A full store refuses every write that needs memory, except by the scripts that finish accepted work. So admission stops
 earlier: besides the memory in use it counts the bytes that accepted jobs may still write
-(`streaming/jobs/places.py`), which `put` reserves and a job's end returns. `put` checks the limit itself, so that
+(`streaming/jobs/waiting.py`), which `put` reserves and a job's end returns. `put` checks the limit itself, so that
 several processes do not reserve the same memory; a process also counts its own reservations since its last check,
 because the partitions of a server share its memory and each `put` sees only its own. A job that would not fit into an
 empty store is refused for good (`NeverFits`). Between two checks, processes that put into different partitions of one
@@ -116,12 +116,12 @@ class Headroom:
         share.taken += size + owed
         return Reservation(share.memory.owed[partition] + room, share, size + owed)
 
-    def fits(self, partition: int, needed: int, *, part: bool = False) -> bool:
-        """Whether a job of `needed` bytes can be decided now: it would be accepted, or refused for good."""
+    def fits(self, partition: int, needed: int) -> bool:
+        """Whether a batch's line of `needed` bytes can be decided now: it would be accepted, or refused for good."""
         share = self._shares.get(partition)
         if share is None or not share.memory.allowed:
             return True
-        most = BATCH_LINE_SHARE if part else ADMISSION_SHARE
+        most = BATCH_LINE_SHARE
         return share.taken + needed <= room_of(share.memory, most) or needed > max_job_bytes(share.memory, most)
 
 
@@ -235,7 +235,7 @@ async def check_level(client: RedisClient) -> list[str]:
     `redis.durability`, Unavailable if it does not answer (yet)."""
     level, warnings = client.settings.durability, []
     for facts in await client.servers():
-        server = f"{facts['place']}: " if facts["place"] else ""
+        server = f"{facts['address']}: " if facts["address"] else ""
         for shortfall in shortfalls(level, facts):
             if shortfall.fatal:
                 raise ConfigError("redis.durability", f"Redis cannot keep {level}: {server}{shortfall}", LESS)

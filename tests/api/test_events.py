@@ -195,7 +195,7 @@ async def test_a_text_that_begins_again_names_the_attempt_before(door: House, do
     job_id, live, first = await begun(door, door_wire, "abc")
     await lapse(door_wire, first.lease)
     second = await Hand.claiming(door_wire, "worker-2")
-    await second.lease.restart(job_id, second.claim.number)
+    await second.lease.restart(job_id, second.claim.run_number)
     again = Hand(second.lease, second.claim)
     await again.write("AB")
     await again.finish()
@@ -316,7 +316,7 @@ async def test_a_worker_that_lost_the_job_unknowingly_is_not_listened_to(door: H
     await holder.write("ab")
     await live.until("delta", 2)
     address = (await door_wire.redis.hget(job, "reply")).decode()
-    run, rows = (zombie.claim.number, Opening(job_id)), [delta(zombie.claim, seq, "X") for seq in (1, 2, 3)]
+    run, rows = (zombie.claim.run_number, Opening(job_id)), [delta(zombie.claim, seq, "X") for seq in (1, 2, 3)]
     await zombie.lease.calls([append(zombie.lease, {address: rows}, run)])
     await holder.write("c", shown=False)
     await zombie.finish()
@@ -462,7 +462,7 @@ async def test_what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody(door: H
     await door_wire.redis.hdel(job, "worker", "attempt", "run", "runs")
     await waits_again(door_wire.redis, job_id, "sim")
     (claim,) = (await void.lease.claim(0, 1)).jobs
-    assert isinstance(claim, Claim) and claim.number != void.claim.number
+    assert isinstance(claim, Claim) and claim.run_number != void.claim.run_number
     await void.write("XY", shown=False)
     valid = Hand(void.lease, claim)
     await valid.write("abc", shown=False)
@@ -550,7 +550,7 @@ class Absent:
         self._client, self.refused = client, set[str]()
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("again", "follow", "outline", "place", "reset"):
+        if name not in ("again", "subscribe", "outline", "position", "reset"):
             return getattr(self._client, name)
 
         async def call(*args: object) -> object:
@@ -602,7 +602,7 @@ async def test_each_read_of_a_stream_that_has_begun_is_tried_again(
             await hand.finish()
     await relay.stop()
     assert names == [*(["stream.reset"] if seen else []), "queued", "started", "delta", "completed"]
-    assert relay.refused == {"follow"} and reader.refused >= {"outline", "place"}
+    assert relay.refused == {"subscribe"} and reader.refused >= {"outline", "position"}
     assert queue.refused == ({"reset"} if shown else set())
 
 

@@ -78,15 +78,15 @@ class Desk:
         self.claims = [claim for claim in claimed.jobs if isinstance(claim, Claim)]
 
     async def finish(self, lease: Lease) -> None:
-        ends = [Finish(Terminal(claim.job.id, JobState.COMPLETED, 0), claim.number, True) for claim in self.claims]
+        ends = [Finish(Terminal(claim.job.id, JobState.COMPLETED, 0), claim.run_number, True) for claim in self.claims]
         await lease.calls([lease.finish_call(end) for end in ends])
 
     async def release(self) -> None:
         for claim in self.claims:
-            await self.lease.release(claim.job.id, claim.number)
+            await self.lease.release(claim.job.id, claim.run_number)
 
     async def decline(self) -> None:
-        await self.lease.decline([UnreadableClaim(claim.job.id, claim.number, "") for claim in self.claims])
+        await self.lease.decline([UnreadableClaim(claim.job.id, claim.run_number, "") for claim in self.claims])
 
     async def lapse(self) -> None:
         await self.redis.zadd(partition_key(0, "leases"), {self.lease.id: 1})
@@ -175,7 +175,7 @@ async def _left(desk: Desk) -> str:
     await desk.repeat_puts()
     with suppress(Fenced, Unavailable):
         for job_id, held in (await desk.lease.beat(0)).items():
-            await desk.lease.release(job_id, held.number)
+            await desk.lease.release(job_id, held.run_number)
     await desk.redis.zadd(partition_key(0, "leases"), {desk.lease.id: 1})
     await desk.reaper.sweep()
     await desk.reaper.sweep()

@@ -20,10 +20,10 @@ from streaming.jobs.codec import Run, Section, Terminal, Wake, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
-from streaming.jobs.places import Backlog, backlog_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.relay import Relay
+from streaming.jobs.waiting import Backlog, backlog_of
 from streaming.keys import channel, fleet_key, partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -60,9 +60,9 @@ async def reasons(wire: RedisClient) -> dict[str, str]:
 
 
 async def finish(lease: Lease, claim: Claim, count: int) -> None:
-    rows, sections = tuple(delta(claim, 1 + n) for n in range(count)), (Section(1, Run(lease.id, claim.number)),)
+    rows, sections = tuple(delta(claim, 1 + n) for n in range(count)), (Section(1, Run(lease.id, claim.run_number)),)
     end = Terminal(claim.job.id, JobState.COMPLETED, count, ("stop",), rows=rows, sections=sections)
-    await lease.calls([lease.finish_call(Finish(end, claim.number, False))])
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, False))])
 
 
 @pytest.mark.parametrize("fault", ["state", "created", "attempt", "runs", "lane", NO_HASH])

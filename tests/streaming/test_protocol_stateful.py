@@ -21,12 +21,12 @@ from streaming.errors import Fenced, KeyReused
 from streaming.jobs.codec import Delta, Frame, Opening, Run, Terminal, decode_reply
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease
-from streaming.jobs.places import cost_of, reserved_bytes
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
+from streaming.jobs.waiting import cost_of, reserved_bytes
 from streaming.keys import channel, partition_key, prefix
 from streaming.order import Priority
 from streaming.redis.client import Call, RedisClient
@@ -254,7 +254,7 @@ class QueueMachine(StoreMachine):
     def follow(self, data: st.DataObject) -> None:
         """One more reader, from now on; asking twice is asking once."""
         job = self._some_job(data)
-        assert self.run(self.queue.follow(job.job.id, OTHER)) is job.state
+        assert self.run(self.queue.add_address(job.job.id, OTHER)) is job.state
         if not job.state.final and job.followed is None:
             job.followed = len(job.rows)
 
@@ -276,7 +276,7 @@ class QueueMachine(StoreMachine):
         runs = [logged.run for logged in (await self.reader.record(job_id)).runs]
         seen = runs[: runs.index(job.authors[after - 1]) + 1] if after else []
         buffer = relay.open(job_id, after, runs=seen)
-        await relay.follow(buffer)
+        await relay.subscribe(buffer)
         return await buffer.take(0)
 
     # --- workers -----------------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ class QueueMachine(StoreMachine):
 
     @staticmethod
     def _opening(worker: Worker, job: Expected) -> tuple[int, Opening]:
-        number = worker.held[job.job.id].number
+        number = worker.held[job.job.id].run_number
         run = Run(worker.lease.id, number)
         before = [each for each in job.authors if each != run]
         return number, Opening(job.job.id, len(before) + 1, before[-1] if before else None)
@@ -362,7 +362,7 @@ class QueueMachine(StoreMachine):
     def _row(worker: Worker, job: Expected) -> Delta:
         seq = len(job.rows) + 1
         claim = worker.held.get(job.job.id)
-        return delta(claim.number if claim else 0, seq, f"{worker.name} {seq} ")
+        return delta(claim.run_number if claim else 0, seq, f"{worker.name} {seq} ")
 
     @staticmethod
     def _addresses(job: Expected) -> list[str]:
@@ -381,7 +381,7 @@ class QueueMachine(StoreMachine):
 
     def _finish(self, worker: Worker, job: Expected, state: JobState) -> None:
         claim = worker.held.pop(job.job.id)
-        worker.last = [worker.lease.finish_call(self._end(job, claim.number, state))]
+        worker.last = [worker.lease.finish_call(self._end(job, claim.run_number, state))]
         self.run(worker.lease.calls(worker.last))
         job.recorded = True
         self.order.finish(job.job.id, 0)
@@ -413,9 +413,9 @@ class QueueMachine(StoreMachine):
         job_id, claim = data.draw(st.sampled_from(list(worker.claims.items())))
         job = self.jobs[job_id]
         if end is None:
-            self.run(worker.lease.release(job_id, claim.number - (job.holder is worker)))
+            self.run(worker.lease.release(job_id, claim.run_number - (job.holder is worker)))
         else:
-            number = claim.number + (job.holder is worker)
+            number = claim.run_number + (job.holder is worker)
             self.run(worker.lease.calls([worker.lease.finish_call(self._end(job, number, end))]))
         self.touched.add(job_id)
 
@@ -426,7 +426,7 @@ class QueueMachine(StoreMachine):
         job = data.draw(st.sampled_from([job for job in self.jobs.values() if job.holder]))
         worker = data.draw(st.sampled_from([worker for worker in self.live() if worker is not job.holder]))
         assert job.holder is not None
-        end = self._end(job, job.holder.claims[job.job.id].number, JobState.COMPLETED)
+        end = self._end(job, job.holder.claims[job.job.id].run_number, JobState.COMPLETED)
         self.run(worker.lease.calls([worker.lease.finish_call(end)]))
         self.touched.add(job.job.id)
 
@@ -439,7 +439,7 @@ class QueueMachine(StoreMachine):
 
     def _release(self, worker: Worker, job: Expected) -> None:
         claim = worker.held.pop(job.job.id, None) or worker.unheard.pop(job.job.id)
-        self.run(worker.lease.release(job.job.id, claim.number))
+        self.run(worker.lease.release(job.job.id, claim.run_number))
         if job.cancelled:
             self._ended(job, JobState.CANCELLED, "job_cancelled")
         else:
@@ -452,7 +452,7 @@ class QueueMachine(StoreMachine):
         worker = data.draw(st.sampled_from(self.live()))
         claims = worker.held | worker.unheard
         mine = {
-            job_id: HeldJob(claim.number, bool(job.cancelled), job.cancelled)
+            job_id: HeldJob(claim.run_number, bool(job.cancelled), job.cancelled)
             for job_id, claim in claims.items()
             for job in (self.jobs[job_id],)
         }
@@ -477,7 +477,7 @@ class QueueMachine(StoreMachine):
         """Whatever a fenced worker tries, of the jobs it held or of others, it is refused."""
         worker = data.draw(st.sampled_from(self.zombies()))
         job = self.jobs[data.draw(st.sampled_from(list(worker.held or self.jobs)))]
-        number = worker.held[job.job.id].number if worker.held else 1
+        number = worker.held[job.job.id].run_number if worker.held else 1
         rows = {address: [self._row(worker, job)] for address in (OWN, OTHER)}
         opening = (number, Opening(job.job.id))
         lease = worker.lease

@@ -42,26 +42,26 @@ async def state_of(wire: RedisClient, job_id: str) -> JobState:
 async def test_a_job_is_ended_by_its_holder_and_its_run_only(wire: RedisClient) -> None:
     """Another live worker's finish, or the holder's own of another run, changes nothing."""
     holder, job_id, claim = await running(wire)
-    for lease, number in ((await a_lease(wire), claim.number), (holder, claim.number + 1)):
+    for lease, number in ((await a_lease(wire), claim.run_number), (holder, claim.run_number + 1)):
         await finish(lease, job_id, number)
         assert await state_of(wire, job_id) is JobState.RUNNING
-    await finish(holder, job_id, claim.number)
+    await finish(holder, job_id, claim.run_number)
     assert await state_of(wire, job_id) is JobState.COMPLETED
 
 
 async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(wire: RedisClient) -> None:
     """The same worker has claimed the job again: what it sent before, of the attempt before, hands nothing back."""
     lease, job_id, first = await running(wire)
-    await lease.release(job_id, first.number)
+    await lease.release(job_id, first.run_number)
     second = await claim_one(lease)
     assert (second.job.id, second.attempt) == (job_id, first.attempt + 1)
-    await lease.release(job_id, first.number)
+    await lease.release(job_id, first.run_number)
     assert await state_of(wire, job_id) is JobState.RUNNING and await lease.beat(0) == {
-        job_id: HeldJob(second.number, False)
+        job_id: HeldJob(second.run_number, False)
     }
-    await finish(lease, job_id, first.number)  # its end neither
+    await finish(lease, job_id, first.run_number)  # its end neither
     assert await state_of(wire, job_id) is JobState.RUNNING
-    await lease.release(job_id, second.number)
+    await lease.release(job_id, second.run_number)
     assert await state_of(wire, job_id) is JobState.QUEUED and await lease.beat(0) == {}
 
 
@@ -71,7 +71,7 @@ async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: RedisClient)
     job = claim.job
     await queue.put(job)
     assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is JobState.RUNNING
-    await finish(lease, job.id, claim.number)
+    await finish(lease, job.id, claim.run_number)
     await queue.put(job)
     assert (await lease.claim(0, 5)).jobs == [] and await state_of(wire, job.id) is JobState.COMPLETED
 
@@ -127,7 +127,7 @@ async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: RedisClient) -
         await queue.put(a_job(queue))
     claims = [await claim_one(lost) for _ in range(2)]
     await lost.calls([append(lost, {SILENT: [delta(claim, 1) for claim in claims]}, *claims)])
-    await finish(lost, claims[0].job.id, claims[0].number)
+    await finish(lost, claims[0].job.id, claims[0].run_number)
     await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
     await reaper.sweep()
     log = partition_key(0, "log", lost.id)
@@ -135,7 +135,7 @@ async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: RedisClient) -
     drained = await a_lease(wire)
     claim = await claim_one(drained)
     await drained.calls([append(drained, {SILENT: [delta(claim, 2)]}, claim)])
-    await drained.release(claim.job.id, claim.number)
+    await drained.release(claim.job.id, claim.run_number)
     assert await drained.leave() == 0
     assert await wire.redis.ttl(partition_key(0, "log", drained.id)) > 3600
     last = await a_lease(wire)
@@ -143,7 +143,7 @@ async def test_a_lost_workers_log_lives_as_long_as_its_jobs(wire: RedisClient) -
     rows = (await JobReader(wire).history(claim.job.id, claim.earlier_runs)).rows
     assert [row.seq for row in rows] == [1, 2]
     await last.calls([append(last, {SILENT: [delta(claim, 3)]}, claim)])
-    await finish(last, claim.job.id, claim.number)
+    await finish(last, claim.job.id, claim.run_number)
     for worker in (lost, drained):
         assert 0 < await wire.redis.ttl(partition_key(0, "log", worker.id)) <= 60
         assert not await wire.redis.exists(partition_key(0, "heirs", worker.id))
@@ -159,10 +159,10 @@ async def test_the_log_of_a_worker_that_still_works_does_not_expire(wire: RedisC
         await queue.put(a_job(queue))
     claims = [await claim_one(draining) for _ in range(2)]
     await draining.calls([append(draining, {SILENT: [delta(claim, 1) for claim in claims]}, *claims)])
-    await draining.release(claims[0].job.id, claims[0].number)
+    await draining.release(claims[0].job.id, claims[0].run_number)
     again = await claim_one(heir)
     assert again.job.id == claims[0].job.id
-    await finish(heir, again.job.id, again.number)
+    await finish(heir, again.job.id, again.run_number)
     assert not await wire.redis.exists(partition_key(0, "heirs", draining.id))
     assert await wire.redis.ttl(partition_key(0, "log", draining.id)) == -1
 
@@ -209,7 +209,7 @@ async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: RedisClie
     reader, (lost, job_id, _) = JobReader(wire), await running(wire)
     await lapse(wire, lost)
     holder = await a_lease(wire)
-    run = (await claim_one(holder)).number
+    run = (await claim_one(holder)).run_number
     before = await reader.record(job_id)
     await holder.restart(job_id, run + 1)
     assert await reader.record(job_id) == before and len(before.runs) == 2
@@ -229,7 +229,7 @@ async def test_a_request_is_counted_once_however_long_its_job_took(wire: RedisCl
     await wire.redis.delete(kept)
     await wire.redis.hset(kept, str(other), size)
     await wire.redis.hset(partition_key(0, "job", job_id), "size", f"{size}:{other}")
-    await finish(lease, job_id, (await claim_one(lease)).number)
+    await finish(lease, job_id, (await claim_one(lease)).run_number)
     assert (await Quotas(wire).usage("t")).job_bytes == size
 
 
@@ -265,10 +265,10 @@ async def test_the_end_of_a_job_is_sent_to_those_who_wait_for_it(wire: RedisClie
     """They need not look for it: with its rows, or without them for readers that have had these."""
     address = channel("api", "here")
     lease, job_id, claim = await running(wire, reply_to=address)
-    run = Section(1, Run(lease.id, claim.number))
+    run = Section(1, Run(lease.id, claim.run_number))
     end = Terminal(job_id, JobState.COMPLETED, 1, ("stop",), rows=(delta(claim, 1),), sections=(run,))
     async with wire.subscribe(address) as heard, asyncio.timeout(20):
-        await lease.calls([lease.finish_call(Finish(end, claim.number, with_rows))])
+        await lease.calls([lease.finish_call(Finish(end, claim.run_number, with_rows))])
         assert decode_reply(await heard.message()) == (end if with_rows else without_rows(end))
 
 
@@ -281,13 +281,13 @@ async def test_a_run_has_a_number_of_its_own_whatever_fails_beside_it(wire: Redi
     await wire.redis.hset(partition_key(0, "job", bad.id), "attempt", 1)  # and nothing of when that was
     numbers = []
     for _ in range(2):
-        numbers += [job.number for job in (await lease.claim(0, 2)).jobs]
+        numbers += [job.run_number for job in (await lease.claim(0, 2)).jobs]
     assert len(numbers) == 4 == len(set(numbers)), numbers
     assert max(numbers) == 4, "and they stay small, for they stand in every row"
     assert (await lease.claim(0, 64)).jobs == []
     await queue.put(a_job(queue))
     (claim,) = (await lease.claim(0, 64)).jobs
-    assert claim.number == 5
+    assert claim.run_number == 5
 
 
 @pytest.mark.parametrize("fault", ["gone", "no hash"])
@@ -298,5 +298,5 @@ async def test_a_worker_leaves_though_the_store_has_lost_its_job(wire: RedisClie
     if fault == "no hash":
         await wire.redis.set(partition_key(0, "job", job_id), b"x")
     assert await leaving.leave() == 1
-    await leaving.release(job_id, claim.number)
+    await leaving.release(job_id, claim.run_number)
     assert await leaving.leave() == 0

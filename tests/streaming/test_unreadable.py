@@ -94,20 +94,22 @@ class Desk:
         claims, self.claims = self.claims, {}
         calls = []
         for job_id, claim in claims.items():
-            sections = (Section(1, Run(lease.id, claim.number)),)
-            end = Terminal(job_id, JobState.COMPLETED, 1, ("stop",), rows=(delta(claim.number, 1),), sections=sections)
-            calls.append(lease.finish_call(Finish(end, claim.number, True)))
+            sections = (Section(1, Run(lease.id, claim.run_number)),)
+            end = Terminal(
+                job_id, JobState.COMPLETED, 1, ("stop",), rows=(delta(claim.run_number, 1),), sections=sections
+            )
+            calls.append(lease.finish_call(Finish(end, claim.run_number, True)))
         await asyncio.gather(*(lease.calls([call]) for call in calls))
         await self.hand_back_strays(lease)
 
     async def hand_back_strays(self, lease: Lease) -> None:
         for job_id, held in (await lease.beat(0)).items():
-            await lease.release(job_id, held.number)
+            await lease.release(job_id, held.run_number)
 
     async def drain(self) -> None:
         """The worker hands all jobs back, and leaves."""
         for job_id, claim in self.claims.items():
-            await self.lease.release(job_id, claim.number)
+            await self.lease.release(job_id, claim.run_number)
         self.claims = {}
         await self.hand_back_strays(self.lease)
         assert await self.lease.leave() == 0
@@ -275,12 +277,12 @@ async def test_every_other_call_of_a_worker_bears_it(desk: Desk, noise: str) -> 
     lease = desk.lease = await a_lease(desk.wire)
     await desk.claim()
     await desk.spoil(noise)
-    await lease.calls([append(lease, {"-": [delta(each.number, 1) for each in desk.claims.values()]})])
-    await lease.calls([lease.checkpoint_call(0, job_id, each.number, 1) for job_id, each in desk.claims.items()])
+    await lease.calls([append(lease, {"-": [delta(each.run_number, 1) for each in desk.claims.values()]})])
+    await lease.calls([lease.checkpoint_call(0, job_id, each.run_number, 1) for job_id, each in desk.claims.items()])
     for job_id, each in desk.claims.items():
-        await lease.restart(job_id, each.number)
+        await lease.restart(job_id, each.run_number)
         await desk.queue.reset(job_id, 1)
-    await lease.decline([UnreadableClaim(job_id, each.number, "") for job_id, each in desk.claims.items()])
+    await lease.decline([UnreadableClaim(job_id, each.run_number, "") for job_id, each in desk.claims.items()])
     desk.claims = {}
     assert await desk.states(desk.whole) == {"queued"}
     await desk.hand_back_strays(lease)

@@ -81,7 +81,7 @@ def tokens_of(record: JobRecord) -> list[int]:
 
 def delta(run: Claim | int, seq: int, text: str = "") -> Delta:
     """One token of a run, `<seq>` if nothing else is said."""
-    number = run if isinstance(run, int) else run.number
+    number = run if isinstance(run, int) else run.run_number
     return Delta(number, seq, text or f"<{seq}>", (seq,), 0, 1)
 
 
@@ -117,7 +117,7 @@ def append(
 
 
 def _opening(claim: Claim) -> tuple[int, Opening]:
-    return claim.number, Opening(claim.job.id)
+    return claim.run_number, Opening(claim.job.id)
 
 
 def sections_of(authors: Sequence[Run]) -> tuple[Section, ...]:
@@ -238,15 +238,15 @@ class Flow:
         while len(rows) < TOKENS:
             rows.append(delta(claim, len(rows) + 1))
             await self._append(lease, partition, claim, rows, opening)
-        sections = (*history.sections, Section(opening.first, Run(lease.id, claim.number)))
+        sections = (*history.sections, Section(opening.first, Run(lease.id, claim.run_number)))
         end = Terminal(claim.job.id, JobState.COMPLETED, len(rows), ("stop",), sections=sections, rows=tuple(rows))
-        call = lease.finish_call(Finish(end, claim.number, not claim.job.stream))
+        call = lease.finish_call(Finish(end, claim.run_number, not claim.job.stream))
         await _repeated(lambda: lease.calls([call]))
         self.finished += 1
 
     async def _append(self, lease: Lease, partition: int, claim: Claim, rows: list[Delta], opening: Opening) -> None:
         addresses = claim.reply if claim.job.stream else (SILENT,)
-        run, oldest = (claim.number, opening), claim.first_frame
+        run, oldest = (claim.run_number, opening), claim.first_frame
         call = append(lease, dict.fromkeys(addresses, rows[-1:]), run, partition=partition, oldest=oldest)
         try:
             await _repeated(lambda: lease.calls([call]))
@@ -278,7 +278,7 @@ async def _strays_handed_back(lease: Lease, partitions: range) -> None:
     with suppress(Unavailable):
         for partition in partitions:
             for job_id, held in (await lease.beat(partition)).items():
-                await lease.release(job_id, held.number)
+                await lease.release(job_id, held.run_number)
 
 
 async def _repeated(action: Callable[[], Awaitable[T]]) -> T:

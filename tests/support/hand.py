@@ -46,22 +46,22 @@ class Hand:
             self.rows.append(row)
             addresses = (self.claim.reply if shown else ()) or (SILENT,)
             rows = {address: [row] for address in addresses}
-            await self.lease.calls([append(self.lease, rows, (self.claim.number, opening))])
+            await self.lease.calls([append(self.lease, rows, (self.claim.run_number, opening))])
 
     async def write_frame(self, count: int, text: str) -> None:
         """So many deltas in one frame of the log."""
         first = len(self.rows) + 1
         rows = [delta(self.claim, seq, text) for seq in range(first, first + count)]
         opening = Opening(self.claim.job.id)
-        await self.lease.calls([append(self.lease, {SILENT: rows}, (self.claim.number, opening))])
+        await self.lease.calls([append(self.lease, {SILENT: rows}, (self.claim.run_number, opening))])
         self.rows += rows
 
     async def finish(self, state: JobState = JobState.COMPLETED) -> None:
         rows = (*self.history.rows, *self.rows)
-        section = Section(len(self.history.rows) + 1, Run(self.lease.id, self.claim.number))
+        section = Section(len(self.history.rows) + 1, Run(self.lease.id, self.claim.run_number))
         sections = (*self.history.sections, section)
         end = Terminal(self.claim.job.id, state, len(rows), ("stop",), sections=sections, rows=rows)
-        await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.number, False))])
+        await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.run_number, False))])
 
 
 async def lapse(wire: RedisClient, lease: Lease) -> None:

@@ -17,9 +17,14 @@ from bench.order.rule import (
     next_job,
     virtual_time,
 )
-from streaming.jobs.places import Cost
+from streaming.jobs.waiting import Cost
 from streaming.keys import partition_key
 from streaming.order import MAX_DROPPED, PATIENCE_MS, Priority, units
+
+
+def units_of(cost: Cost) -> int:
+    """What the order charges for a job that is claimed."""
+    return units(cost.prompt, cost.output)
 
 
 @dataclass
@@ -67,7 +72,7 @@ class OrderModel:
         """A job waits in its lane, at this entry."""
         ms, number = map(int, entry.split("-"))
         self.jobs[job_id] = ModelJob(tenant, priority, cost, weight, ms)
-        self._wait(WaitingJob(job_id, tenant, (ms, number), ms, cost.patience_ms, cost.units))
+        self._wait(WaitingJob(job_id, tenant, (ms, number), ms, cost.patience_ms, units_of(cost)))
 
     def put_back(self, job_id: str, entry: str) -> None:
         """A claimed job waits in its lane again, at this entry. Its age and its patience count from its put; without
@@ -77,7 +82,7 @@ class OrderModel:
         if job.cost.patience_ms == PATIENCE_MS[job.lane]:
             others = [each for each in self.lanes[job.lane].waiting.values() if each.tenant == job.tenant]
             start = max([start, *(each.urgency[0] + 1 for each in others)])
-        self._wait(WaitingJob(job_id, job.tenant, (ms, number), job.put_ms, start - job.put_ms, job.cost.units))
+        self._wait(WaitingJob(job_id, job.tenant, (ms, number), job.put_ms, start - job.put_ms, units_of(job.cost)))
 
     def _wait(self, job: WaitingJob) -> None:
         lane, tenant = self.lanes[self.jobs[job.id].lane], job.tenant
@@ -98,7 +103,7 @@ class OrderModel:
     def requeue(self, job_id: str, place: tuple[int, ...]) -> None:
         """A claimed job waits to be tried again, at this place."""
         job = self.jobs[job_id]
-        self.lanes[job.lane].requeued[job_id] = (place, RequeuedJob(job_id, job.cost.units))
+        self.lanes[job.lane].requeued[job_id] = (place, RequeuedJob(job_id, units_of(job.cost)))
 
     def finish(self, job_id: str, generated: int, prompt: int = 0) -> None:
         """The job has ended after a worker had begun it: its output is charged, and what its prompt was longer than

@@ -108,7 +108,7 @@ def a_job(queue: Queue, text: str = "hello", max_tokens: int = 10, **changes: ob
 def a_claim(job: Job, number: int = 1, **changes: object) -> Claim:
     """As a worker has it, of an attempt and a run of this number."""
     fields: dict[str, object] = {
-        "job": job, "partition": 0, "attempt": number, "number": number, "created_ms": 1_000, "claimed_ms": 3_000,
+        "job": job, "partition": 0, "attempt": number, "run_number": number, "created_ms": 1_000, "claimed_ms": 3_000,
         "deadline_ms": None, "reply": (), "earlier_runs": (), "first_frame": 1,
     }  # fmt: skip
     return Claim(**{**fields, **changes})  # type: ignore[arg-type]

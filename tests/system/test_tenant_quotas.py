@@ -61,7 +61,7 @@ async def run(wire: RedisClient, count: int = 1) -> None:
         rows = (flow.delta(claim, 1, "answer"),)
         await lease.calls([flow.append(lease, {"-": rows}, claim, oldest=claim.first_frame)])
         terminal = Terminal(claim.job.id, JobState.COMPLETED, 1, ("stop",), rows=rows)
-        await lease.calls([lease.finish_call(Finish(terminal, claim.number, True))])
+        await lease.calls([lease.finish_call(Finish(terminal, claim.run_number, True))])
     await lease.leave()
 
 

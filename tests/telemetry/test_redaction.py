@@ -28,7 +28,7 @@ from streaming.ids import new_deployment_id, new_file_id, new_job_id
 from streaming.redis.settings import RedisSettings
 from telemetry.process import start_tracing
 from telemetry.redaction import HIDDEN, clean, redact
-from workers.engines.upstream.places import keys_of
+from workers.engines.upstream.endpoints import keys_of
 from workers.engines.upstream.settings import UpstreamSettings
 
 pytestmark = pytest.mark.slow

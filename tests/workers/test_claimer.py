@@ -15,7 +15,7 @@ from sim_worker import Running, Workshop, put_job, until
 
 from penstock.engine import Capabilities, EngineDead, Stats
 from streaming.fleet.plans import Plans, claim_lead
-from streaming.jobs.codec import Cancel, Follow, encode
+from streaming.jobs.codec import AddAddress, Cancel, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JOB_VERSION, JobState
 from streaming.jobs.lease import Claimed, Lease
@@ -143,8 +143,9 @@ def hands_that_begin_nothing() -> Any:
     """Stands for the parts of a worker that its claimer has; notes what should begin."""
     hands = SimpleNamespace(
         begun=list[str](), begins=9, card=SimpleNamespace(capabilities=Capabilities()), room=lambda: 9,
-        batch_room=lambda: None, kept_places=lambda: (9, ()), chat_room=lambda: 0, places=lambda: 0,
-        make_room=lambda _: None, stats=lambda: Stats(slots=9), engine_restart_reason=lambda _: "",
+        batch_room=lambda: None, shared_slots=lambda: (9, ()), chat_room=lambda: 0, freeable_slots=lambda: 0,
+        make_room=lambda _: None, stats=lambda: Stats(slots=9), look=asyncio.Event(),
+        engine_restart_reason=lambda _: "",
     )  # fmt: skip
     hands.refusal = AsyncMock(return_value=None)
     hands.begin = lambda claim, _, refusal=None: hands.begun.append(claim.job.id)
@@ -156,7 +157,7 @@ def a_claimer(wire: RedisClient, lease: Lease) -> tuple[Claimer, Any]:
     hands = hands_that_begin_nothing()
     given = {"begin": hands.begin, "refuse": hands.refuse, "on_fenced": lambda _: None}
     parts = hands, HeldJobs(lease), hands
-    return Claimer(lease, JobReader(wire), WorkerSettings(), *parts, asyncio.Event(), **given), hands
+    return Claimer(lease, JobReader(wire), WorkerSettings(), *parts, **given), hands
 
 
 async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: RedisClient) -> None:
@@ -172,7 +173,7 @@ async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: 
     claims = [asyncio.create_task(claimer._claim(partition, 1, 1)) for partition in (0, 1)]
     while not (claimer.may_bring(0) and claimer.may_bring(1)):
         await asyncio.sleep(0)
-    said = [Follow("j", "reader"), Cancel("j", "owner")]
+    said = [AddAddress("j", "reader"), Cancel("j", "owner")]
     for control in said:
         claimer.note(control)
     gates[0].set()
@@ -199,7 +200,7 @@ async def test_each_round_begins_with_another_partition(wire: RedisClient) -> No
 
     lease.claim = claim  # type: ignore[method-assign]
     claimer, hands = a_claimer(wire, lease)
-    hands.on_claim_round, hands.has_backlog, hands.dead = next_round, False, None
+    hands.on_claim_round = next_round
     rounds.append([])
     await claimer.run([0, 1, 2])
     assert rounds[:3] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]

@@ -53,10 +53,10 @@ async def claim_of(wire: RedisClient, name: str = "") -> tuple[Lease, Claim]:
 
 def parked(lease: Lease, claim: Claim, own: range, copied: range, sections: tuple[Section, ...] = ()) -> list[Frame]:
     """What a worker parks: its own deltas of the run, and copies of those of earlier runs."""
-    rows = [delta(-claim.number, seq) for seq in copied] + [delta(claim, seq) for seq in own]
-    openings = {claim.number: Opening(claim.job.id, own.start, sections[-1].run if sections else None)}
+    rows = [delta(-claim.run_number, seq) for seq in copied] + [delta(claim, seq) for seq in own]
+    openings = {claim.run_number: Opening(claim.job.id, own.start, sections[-1].run if sections else None)}
     if sections:
-        openings[-claim.number] = Opening(claim.job.id, copied=sections)
+        openings[-claim.run_number] = Opening(claim.job.id, copied=sections)
     return [Frame(lease.id, 1, packed(len(rows), b"".join(map(encode_delta, rows))), openings)]
 
 
@@ -67,11 +67,11 @@ async def put_back_three_times(wire: RedisClient, job: Job) -> list[Run]:
         lease, claim = await claim_of(wire)
         own = range(2 * turn + 1, 2 * turn + 3)
         opening = Opening(job.id, own.start, runs[-1] if runs else None)
-        await lease.calls([append(lease, {SILENT: [delta(claim, seq) for seq in own]}, (claim.number, opening))])
+        await lease.calls([append(lease, {SILENT: [delta(claim, seq) for seq in own]}, (claim.run_number, opening))])
         frames = parked(lease, claim, own, range(1, own.start), sections)
-        await lease.release(job.id, claim.number, frames, outcome=PREEMPTED)
+        await lease.release(job.id, claim.run_number, frames, outcome=PREEMPTED)
         await wire.redis.delete(partition_key(0, "log", lease.id))
-        runs.append(Run(lease.id, claim.number))
+        runs.append(Run(lease.id, claim.run_number))
         sections = (*sections, Section(own.start, runs[-1]))
     return runs
 
@@ -101,7 +101,7 @@ async def test_a_reader_gets_from_it_what_was_never_published(wire: RedisClient,
     authors = [runs[0], runs[0], runs[1], runs[1], runs[2], runs[2]]
     late, behind = relay.open(job.id), relay.open(job.id, 1, runs=runs[:1])
     for buffer, first in ((there, 1), (late, 1), (behind, 2)):
-        await relay.follow(buffer)
+        await relay.subscribe(buffer)
         seen = await read_from(buffer, 7 - first)
         assert seen == list(range(first, 7))
         assert [buffer.author(seq) for seq in seen] == authors[first - 1 :]
@@ -119,9 +119,9 @@ async def test_a_slow_reader_goes_on_where_it_was(
         parked(lease, claim, range(first, first + MAX_ROWS_PER_FRAME), range(0))[0]
         for first in range(1, count, MAX_ROWS_PER_FRAME)
     ]
-    opening = {claim.number: Opening(job.id)}
+    opening = {claim.run_number: Opening(job.id)}
     frames = [replace(frame, number=place, openings=opening) for place, frame in enumerate(frames, 1)]
-    await lease.release(job.id, claim.number, frames, outcome=PREEMPTED)
+    await lease.release(job.id, claim.run_number, frames, outcome=PREEMPTED)
     read, starts = list[int](), list[int]()
 
     async def noted(client: RedisClient, partition: int, name: LogName, first: int) -> AsyncGenerator[Frame, None]:
@@ -132,7 +132,7 @@ async def test_a_slow_reader_goes_on_where_it_was(
 
     monkeypatch.setattr("streaming.jobs.relay.read_log", noted)
     buffer = relay.open(job.id)
-    await relay.follow(buffer)
+    await relay.subscribe(buffer)
     assert await read_from(buffer, count) == list(range(1, count + 1)) and len(starts) > 1, (
         "the buffer was full at least once"
     )
@@ -147,7 +147,7 @@ async def test_a_job_that_is_cancelled_keeps_its_parked_tokens(wire: RedisClient
     lease, claim = await claim_of(wire)
     if cancelled == "before":
         await queue.cancel(job.id)
-    await lease.release(job.id, claim.number, parked(lease, claim, range(1, 4), range(0)), outcome=PREEMPTED)
+    await lease.release(job.id, claim.run_number, parked(lease, claim, range(1, 4), range(0)), outcome=PREEMPTED)
     key = partition_key(0, "parked", job.id)
     if cancelled == "after":
         assert await wire.redis.ttl(key) == -1, "it lives as long as the job waits"
@@ -208,10 +208,10 @@ async def test_a_reader_who_has_a_part_of_the_run_gets_the_rest_from_it(wire: Re
     await lease.calls([append(lease, {relay.address: [delta(claim, 1)]}, claim)])
     seen = await read_from(buffer, 1)
     await lease.calls([append(lease, {SILENT: [delta(claim, 2), delta(claim, 3)]}, claim)])
-    await lease.release(job.id, claim.number, parked(lease, claim, range(1, 4), range(0)), outcome=PREEMPTED)
+    await lease.release(job.id, claim.run_number, parked(lease, claim, range(1, 4), range(0)), outcome=PREEMPTED)
     await wire.redis.delete(partition_key(0, "log", lease.id))
     seen += await read_from(buffer, 2)
-    assert seen == [1, 2, 3] and buffer.author(3) == Run(lease.id, claim.number)
+    assert seen == [1, 2, 3] and buffer.author(3) == Run(lease.id, claim.run_number)
 
 
 async def test_a_late_repetition_of_the_call_changes_nothing(wire: RedisClient) -> None:
@@ -220,11 +220,11 @@ async def test_a_late_repetition_of_the_call_changes_nothing(wire: RedisClient) 
     job = await put_job(queue)
     lease, claim = await claim_of(wire)
     frames = parked(lease, claim, range(1, 3), range(0))
-    await lease.release(job.id, claim.number, frames, outcome=PREEMPTED)
+    await lease.release(job.id, claim.run_number, frames, outcome=PREEMPTED)
     heir, again = await claim_of(wire)
-    opening = Opening(job.id, 3, Run(lease.id, claim.number))
-    await heir.calls([append(heir, {SILENT: [delta(again, 3)]}, (again.number, opening))])
-    await lease.release(job.id, claim.number, parked(lease, claim, range(1, 2), range(0)), outcome=PREEMPTED)
+    opening = Opening(job.id, 3, Run(lease.id, claim.run_number))
+    await heir.calls([append(heir, {SILENT: [delta(again, 3)]}, (again.run_number, opening))])
+    await lease.release(job.id, claim.run_number, parked(lease, claim, range(1, 2), range(0)), outcome=PREEMPTED)
     record = await reader.record(job.id)
     assert record.state is JobState.RUNNING
     assert [row.seq for row in await deltas_of(reader, record)] == [1, 2, 3]

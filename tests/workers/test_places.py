@@ -96,7 +96,7 @@ class Bench:
 
     async def looked(self) -> None:
         """Until the worker has looked for work and found that it has no room."""
-        await until(lambda: self.running.worker._starter.claimer_found_no_room)
+        await until(lambda: self.running.worker._starter.is_full)
 
     async def ended(self, jobs: list[Job]) -> None:
         """All end, with every choice."""

@@ -120,7 +120,7 @@ async def test_what_cannot_be_continued_exactly_keeps_its_place(shop: Workshop) 
     job = await shop.put("json", priority=Priority.BATCH, sampling=sampling)
     running = await shop.start(LONG, engine=DeafEngine)
     await until(lambda: running.engine.stats().running == 1)
-    assert running.worker._preemption.places() == 0
+    assert running.worker._preemption.freeable_slots() == 0
     running.worker._preemption.free(1)
     assert job.id in running.worker._attempts
 
@@ -137,7 +137,7 @@ async def full_of_batch(
     """A worker with more batch jobs than slots."""
     jobs = [await shop.put(f"line {number}", tokens, priority=Priority.BATCH) for number in range(12)]
     running = await shop.start(LONG, settings)
-    await until(lambda: running.engine.stats().running == LONG.slots and running.worker._starter.claimer_found_no_room)
+    await until(lambda: running.engine.stats().running == LONG.slots and running.worker._starter.is_full)
     return running, jobs
 
 

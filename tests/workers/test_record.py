@@ -20,7 +20,7 @@ from streaming.fleet.processes import this_process
 from streaming.jobs.codec import Generated, Terminal, Usage, decode_job, encode
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
 from streaming.jobs.lease import PREEMPTED
-from streaming.jobs.reaper import attempt_id
+from streaming.jobs.spans import attempt_id
 from streaming.order import Priority
 from telemetry.gpu import GpuReading
 from telemetry.metrics import Metrics

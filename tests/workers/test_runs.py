@@ -10,7 +10,7 @@ from flow import append, claim_one, delta, lapse, waits_again
 from sim_worker import Workshop, expected, lose_lease, text_of, until
 
 from penstock.engine import ChatTurn, Sampling
-from streaming.jobs.codec import Control, Follow, Frame, Terminal, decode_reply
+from streaming.jobs.codec import AddAddress, Control, Frame, Terminal, decode_reply
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.job import JobState
@@ -160,7 +160,7 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(shop: Works
 
     def obeyed(control: Control) -> None:
         obey(control)
-        if isinstance(control, Follow):
+        if isinstance(control, AddAddress):
             followed.set()
 
     reader.records = slow  # type: ignore[method-assign]
@@ -168,7 +168,7 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(shop: Works
     address = channel("api", "reader")
     async with shop.wire.subscribe(address) as subscription:
         await asyncio.wait_for(reading.wait(), 20)
-        await shop.queue.follow(job.id, address)
+        await shop.queue.add_address(job.id, address)
         reply = decode_reply(await asyncio.wait_for(subscription.message(), 20))
         assert isinstance(reply, Frame) and job.id in [each.job for each in reply.openings.values()]
 
@@ -180,16 +180,16 @@ async def test_a_reader_beside_the_client_of_an_answer_in_one_piece_gets_deltas(
     job = await shop.put("whole", 2000, reply_to=address)
     async with wire.subscribe(address) as subscription:
         if comes == "before":
-            await queue.follow(job.id, address, again=True)
+            await queue.add_address(job.id, address, again=True)
         await shop.start(SimSettings(step_ms=20, prefill_ms=1))
         if comes == "during":
             await until(lambda: shop.has_deltas(job, 2))
-            await queue.follow(job.id, address)
-            await queue.follow(job.id, address, again=True)
+            await queue.add_address(job.id, address)
+            await queue.add_address(job.id, address, again=True)
         replies = [decode_reply(await asyncio.wait_for(subscription.message(), 20)) for _ in range(20)]
         assert isinstance(replies[0], Frame) and job.id in [each.job for each in replies[0].openings.values()]
         assert sum(bool(isinstance(reply, Frame) and reply.openings) for reply in replies) == 1
-        await queue.follow(job.id, address, again=True)
+        await queue.add_address(job.id, address, again=True)
         await queue.abandon(job.id, address)
         assert (await shop.ended(job)).state is JobState.CANCELLED
 
@@ -199,7 +199,7 @@ async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(shop
     running = await shop.start(SimSettings(step_ms=20, prefill_ms=1))
     job = await shop.put(max_tokens=4000)
     await until(lambda: running.engine.stats().running == 1)
-    number = running.worker._attempts[job.id].number
+    number = running.worker._attempts[job.id].run_number
     late = StepWrite()
     late.finishes.append(Finish(Terminal(job.id, JobState.COMPLETED, 0, ("stop",)), number - 1, False))
     running.worker._on_written(late, ())

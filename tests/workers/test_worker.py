@@ -76,7 +76,7 @@ async def test_a_cancel_waits_for_no_heartbeat(shop: Workshop) -> None:
     beat = running.worker.lease.beat
 
     async def silent(partition: int) -> dict[str, HeldJob]:
-        return {job_id: HeldJob(held.number, cancelled=False) for job_id, held in (await beat(partition)).items()}
+        return {job_id: HeldJob(held.run_number, cancelled=False) for job_id, held in (await beat(partition)).items()}
 
     running.worker.lease.beat = silent  # type: ignore[method-assign]
     job = await shop.put(max_tokens=8000)
@@ -356,7 +356,8 @@ async def test_a_heartbeat_that_meets_the_lease_given_up_is_no_loss(shop: Worksh
 def test_a_job_whose_end_is_being_written_is_not_dropped() -> None:
     """The store has ended it already, and the answer to that is on its way: it is no job that was taken away."""
     ending, running = (
-        SimpleNamespace(job=SimpleNamespace(id=name), number=1, over=name == "ending") for name in ("ending", "running")
+        SimpleNamespace(job=SimpleNamespace(id=name), run_number=1, over=name == "ending")
+        for name in ("ending", "running")
     )
     held: Any = SimpleNamespace(of=lambda partition: [ending, running])
     comparison = BeatComparison(held, 0)

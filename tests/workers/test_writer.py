@@ -32,7 +32,7 @@ def a_run(own: list[bytes], name: str = "job", **changes: object) -> Any:
     """Stands for an attempt of partition 0 with these deltas."""
     fields: dict[str, object] = {
         "job": SimpleNamespace(id=name), "partition": 0, "opening": Opening(name), "own": lambda: list(own),
-        "number": 1, "first_frame": 1, "seq": 0, "checkpointing": False, "over": False,
+        "run_number": 1, "first_frame": 1, "seq": 0, "checkpointing": False, "over": False,
         "claim": SimpleNamespace(first_frame=1),
     }  # fmt: skip
     return AnAttempt(**fields | changes)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.openai import cursor
-from api.openai.cursor import Cursor, Place
+from api.openai.cursor import Cursor, ResumePoint
 from api.openai.errors import ApiError
 from penstock.engine import ChatTurn
 from streaming.jobs.codec import Run, Section, Terminal
@@ -32,18 +32,18 @@ def record_of(lengths: list[int], *, state: JobState = JobState.COMPLETED, store
     return JobRecord(job=JOB, state=state, attempt=len(runs), epoch=4, resets=1, keep_s=1, runs=logged, terminal=ended)
 
 
-def log_of(record: JobRecord, lengths: list[int]) -> list[tuple[Cursor, Place]]:
+def log_of(record: JobRecord, lengths: list[int]) -> list[tuple[Cursor, ResumePoint]]:
     """Every event of a job, in order, with the place behind it."""
-    events = [(cursor.queued(record.epoch), Place(queued=True))]
+    events = [(cursor.queued(record.epoch), ResumePoint(queued=True))]
     runs, seq = [logged.run for logged in record.runs], 0
     for place, (run, length) in enumerate(zip(runs, lengths, strict=True), 1):
         seen = tuple(runs[:place])
-        events.append((cursor.started(record.epoch, place, seq + 1, run), Place(seq, seen, queued=True)))
+        events.append((cursor.started(record.epoch, place, seq + 1, run), ResumePoint(seq, seen, queued=True)))
         for _ in range(length):
             seq += 1
-            events.append((cursor.delta(record.epoch, place, seq, run), Place(seq, seen, queued=True)))
+            events.append((cursor.delta(record.epoch, place, seq, run), ResumePoint(seq, seen, queued=True)))
     if record.state.final:
-        events.append((end_of(record), Place(over=True)))
+        events.append((end_of(record), ResumePoint(over=True)))
     return events
 
 
@@ -86,7 +86,7 @@ def test_a_record_that_lost_deltas_knows_no_cursor_behind_them() -> None:
     """The first run wrote five, of which the store kept three: who saw the fourth saw what is not in the result."""
     record = record_of([3, 4])
     first = record.runs[0].run
-    assert cursor.resume(cursor.delta(4, 1, 3, first), record) == Place(3, (first,), queued=True)
+    assert cursor.resume(cursor.delta(4, 1, 3, first), record) == ResumePoint(3, (first,), queued=True)
     assert cursor.resume(cursor.delta(4, 1, 4, first), record) is None
 
 

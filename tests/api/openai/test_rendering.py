@@ -23,8 +23,8 @@ from api.openai.results import count_of
 from penstock.engine import Failure, Logprob
 from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import JobState
-from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
+from streaming.jobs.waiting import QueuePosition
 from workers.engines.task_answers import reported_tokens
 
 TOKEN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
@@ -225,15 +225,15 @@ def test_a_chat_answer_is_a_chat_completion() -> None:
 
 def test_a_waiting_job_shows_where_it_stands() -> None:
     """Position and estimate while queued; what has not happened is null."""
-    place = QueuePlace(own=2, others=40, served=1200, higher=1)
+    position = QueuePosition(own=2, others=40, served=1200, higher=1)
     wait = Wait(1500, 900, 4000)
     queued = record(JobState.QUEUED, metadata={"a": "b"})
-    shown = job_object(queued, Waiting(place, wait))
+    shown = job_object(queued, Waiting(position, wait))
     assert (shown["status"], shown["queue_position"], shown["eta_ms"]) == ("queued", 43, 1500)
     assert (shown["eta_low_ms"], shown["eta_high_ms"]) == (900, 4000)
     assert shown["queue_reason"].startswith("lane standard; 1 job of higher lanes first; about 40 jobs of others first")
     assert shown["created_at"] == 1_700_000_000.999
-    held = job_object(queued, Waiting(place, wait, "no worker is ready: none is running"))
+    held = job_object(queued, Waiting(position, wait, "no worker is ready: none is running"))
     assert held["queue_reason"] == "no worker is ready: none is running", "nobody goes first"
     for name in ("started_at", "first_token_at", "completed_at", "expires_at", "usage", "result", "error"):
         assert shown[name] is None
@@ -254,7 +254,7 @@ def test_a_finished_job_shows_its_answer() -> None:
 
 def test_a_jobs_events_tell_its_life() -> None:
     """queued, started, delta and the final state's name, each with the cursor to go on behind it."""
-    waiting = Waiting(QueuePlace(own=2), Wait(1500))
+    waiting = Waiting(QueuePosition(own=2), Wait(1500))
     over = record(JobState.COMPLETED, epoch=4, terminal=done("stop", rows=(delta("hi"),)))
     place = {"position": 2, "eta_ms": 1500, "eta_low_ms": None, "eta_high_ms": None}
     assert queued_event(4, waiting) == ("queued", Cursor(4, 1), place)

@@ -73,7 +73,7 @@ async def test_an_answer_of_a_newer_worker_is_left_to_a_newer_offline_process(
     await lease.register()
     claim = await claim_one(lease)
     end = Terminal(claim.job.id, JobState.COMPLETED, 0, ("stop",))
-    await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, True))])
     newer = msgspec.msgpack.encode(["t2", claim.job.id])
     await wire.redis.hset(partition_key(0, "job", claim.job.id), "record", newer)  # type: ignore[misc]
     assert (await JobReader(wire).record(claim.job.id)).newer
@@ -99,7 +99,7 @@ async def test_a_line_is_tried_again_as_often_as_is_set(wire: RedisClient, tmp_p
         claim = await claim_one(lease)
         jobs.append(claim.job.id)
         end = Terminal(claim.job.id, JobState.FAILED, 0, failure=Failure("engine_error", "It broke.", 500))
-        await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+        await lease.calls([lease.finish_call(Finish(end, claim.run_number, True))])
         await lines.collect()
         if lines.done:
             break

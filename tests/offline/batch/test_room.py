@@ -26,8 +26,8 @@ from streaming.errors import NeverFits, StoreFull
 from streaming.fleet.processes import Fleet
 from streaming.ids import partition_of
 from streaming.jobs.job import Job, Text
-from streaming.jobs.places import TOKEN_BYTES, reserved_bytes
 from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.waiting import TOKEN_BYTES, reserved_bytes
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient

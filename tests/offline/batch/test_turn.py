@@ -108,7 +108,7 @@ async def test_a_cancelled_batch_ends_once_its_lines_have_stopped_or_had_their_t
     if stops:
         await until(lambda: is_cancelled(lease))
         end = Terminal(claimed.job.id, JobState.CANCELLED, 0)
-        await lease.calls([lease.finish_call(Finish(end, claimed.number, True))])
+        await lease.calls([lease.finish_call(Finish(end, claimed.run_number, True))])
     async with asyncio.timeout(20):
         await turn
     assert await desk.found() == (BatchState.CANCELLED, desk.files) and len(desk.files) == 2

@@ -188,7 +188,7 @@ async def test_a_put_nobody_is_there_for_wakes_the_scheduler(wire: RedisClient) 
     await lease.register()
     _, second = (await lease.claim(0, 2)).jobs
     await queue.put(a_job(queue))  # somebody reads the lane
-    await lease.release(second.job.id, second.number)  # type: ignore[union-attr]
+    await lease.release(second.job.id, second.run_number)  # type: ignore[union-attr]
     await ears.until(3)
     assert len((await lease.claim(0, 8)).jobs) == 2  # and is noted as idle
     await queue.put(a_job(queue))

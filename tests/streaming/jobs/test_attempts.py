@@ -33,12 +33,12 @@ async def claimed(wire: RedisClient, name: str, *, alone: bool = False) -> tuple
 
 
 def row(claim: Claim, seq: int, index: int = 0, prompt: tuple[int, int] | None = None, finish: str = "") -> Delta:
-    return Delta(claim.number, seq, f"<{seq}>", (seq,), index, 1, finish, prompt=prompt)
+    return Delta(claim.run_number, seq, f"<{seq}>", (seq,), index, 1, finish, prompt=prompt)
 
 
 async def wrote(lease: Lease, claim: Claim, rows: Sequence[Delta], parent: Run | None = None, at_ms: int = 0) -> None:
     opening = Opening(claim.job.id, rows[0].seq, parent, at_ms=at_ms)
-    await lease.calls([append(lease, {"-": rows}, (claim.number, opening), oldest=claim.first_frame)])
+    await lease.calls([append(lease, {"-": rows}, (claim.run_number, opening), oldest=claim.first_frame)])
 
 
 async def given_up(wire: RedisClient, job: Job, rows: Sequence[Sequence[tuple[int, tuple[int, int] | None]]]) -> None:
@@ -49,7 +49,7 @@ async def given_up(wire: RedisClient, job: Job, rows: Sequence[Sequence[tuple[in
         deltas = [row(claim, seq + place, index, prompt) for place, (index, prompt) in enumerate(part, 1)]
         if deltas:
             await wrote(lease, claim, deltas, parent, AT_MS + number)
-            parent, seq = Run(lease.id, claim.number), seq + len(deltas)
+            parent, seq = Run(lease.id, claim.run_number), seq + len(deltas)
         await lapse(wire, lease)
 
 
@@ -113,11 +113,11 @@ async def test_the_record_says_who_cancelled_a_job_first(wire: RedisClient, plac
         (held,) = (await lease.beat(0)).values()
         assert held.cancelled_by == "admin"
         end = Terminal(job.id, JobState.CANCELLED, 0, worker=lease.id, cancelled_by=held.cancelled_by)
-        await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+        await lease.calls([lease.finish_call(Finish(end, claim.run_number, True))])
     elif place == "lost":
         await lapse(wire, lease)
     elif place == "handed back":
-        await lease.release(job.id, claim.number)
+        await lease.release(job.id, claim.run_number)
     for record in (await reader.record(job.id), (await Summaries(wire).recent("t", None, 1)).jobs[0]):
         assert record.state is JobState.CANCELLED and record.terminal is not None
         assert record.terminal.cancelled_by == "admin"
@@ -163,7 +163,7 @@ async def test_the_log_holds_the_newest_twenty_attempts(wire: RedisClient) -> No
     reader, job = JobReader(wire), await put_job(Queue(wire))
     for number in range(1, MAX_ATTEMPTS + 5):
         lease, claim = await claimed(wire, f"worker-{number}")
-        await lease.release(job.id, claim.number)
+        await lease.release(job.id, claim.run_number)
     waiting = await reader.record(job.id)
     assert waiting.attempt == MAX_ATTEMPTS + 4 and len(waiting.attempts) == MAX_ATTEMPTS
     assert [each.worker for each in waiting.attempts] == [f"worker-{5 + place}" for place in range(MAX_ATTEMPTS)]
@@ -174,7 +174,7 @@ async def test_the_log_holds_the_newest_twenty_attempts(wire: RedisClient) -> No
     running = (await reader.record(job.id)).attempts[-1]
     assert running == PastAttempt("last_one__", claim.claimed_ms)
     end = Terminal(job.id, JobState.COMPLETED, 0, ("stop",), Usage(3, 4, 0), sections=(Section(1, Run(lease.id, 1)),))
-    await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, True))])
     record = await reader.record(job.id)
     assert record.attempts[-1] == replace(running, ended_ms=record.done_ms, tokens=4, outcome="completed")
     assert len(record.attempts) == MAX_ATTEMPTS

@@ -79,7 +79,7 @@ async def test_one_pass_serves_all_jobs_of_a_claim(wire: RedisClient) -> None:
     assert await reads(wire) - before == 3  # two whole pages, and one that says that there is no more
     for claim, each in zip(claims, found, strict=True):
         assert each.rows == [delta(claim, seq) for seq in range(1, 2 * history.PAGE + 1)]
-        assert each.sections == (Section(1, Run(lease.id, claim.number)),)
+        assert each.sections == (Section(1, Run(lease.id, claim.run_number)),)
 
 
 async def test_others_have_their_turn_while_a_log_is_read(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,4 +107,4 @@ async def test_others_have_their_turn_while_a_log_is_read(wire: RedisClient, mon
     counting.cancel()
     assert len(rows) == 40 and len(at_answer) == 1
     assert turns - at_answer[0] >= 20 * 40 // 100 - 1
-    assert {row.run_number for row in rows} == {claims[0].number}
+    assert {row.run_number for row in rows} == {claims[0].run_number}

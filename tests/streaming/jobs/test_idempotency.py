@@ -47,7 +47,7 @@ async def claimed(wire: RedisClient) -> tuple[Lease, Claim]:
 
 async def finish(lease: Lease, claim: Claim) -> None:
     end = Terminal(claim.job.id, JobState.COMPLETED, 0, ("stop",))
-    await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, True))])
 
 
 async def ttl_ms(wire: RedisClient, key: str, tenant: str = "t") -> int:
@@ -136,7 +136,7 @@ async def test_a_lost_client_ends_no_job_that_others_wait_for(wire: RedisClient)
     """Until the last process whose clients followed it has lost them too."""
     queue = Queue(wire)
     job = await put(queue, "k", reply_to=HERE)
-    await queue.follow(job.id, THERE, joining=True)
+    await queue.add_address(job.id, THERE, joining=True)
     assert not await queue.abandon(job.id, HERE)
     assert (await put(queue, "k", reply_to=HERE)).id == job.id
     assert await queue.abandon(job.id, THERE)
@@ -149,8 +149,8 @@ async def test_whoever_joins_too_late_is_told(wire: RedisClient) -> None:
     assert (await put(queue, "k", reply_to=THERE)).joined
     assert await queue.abandon(first.id, HERE)
     with pytest.raises(Abandoned):
-        await queue.follow(first.id, THERE, joining=True)
-    assert await queue.follow(first.id, THERE) is JobState.CANCELLED
+        await queue.add_address(first.id, THERE, joining=True)
+    assert await queue.add_address(first.id, THERE) is JobState.CANCELLED
     assert not (await put(queue, "k", reply_to=THERE)).joined
 
 

@@ -16,9 +16,9 @@ from streaming.ids import new_job_id
 from streaming.jobs.codec import Frame, Opening, Terminal, Usage, encode_delta, packed
 from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
-from streaming.jobs.places import cost_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
+from streaming.jobs.waiting import cost_of
 from streaming.keys import channel, partition_key
 from streaming.order import MAX_DROPPED, OUTPUT_UNITS, Priority, units
 from streaming.redis.client import RedisClient
@@ -51,7 +51,7 @@ async def claimed(lease: Lease, want: int, partition: int = 0) -> list[Claim]:
 
 async def finish(lease: Lease, claim: Claim, generated: int, prompt: int = 0) -> None:
     end = Terminal(claim.job.id, "completed", 0, ("stop",), usage=Usage(prompt, generated))  # type: ignore[arg-type]
-    await lease.calls([lease.finish_call(Finish(end, claim.number, True, prompt=prompt))])
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, True, prompt=prompt))])
 
 
 def tenants_of(claims: Sequence[Claim]) -> list[str]:
@@ -245,7 +245,7 @@ async def test_a_job_that_is_put_back_keeps_its_latest_start(wire: RedisClient) 
     redis: Any = wire.redis
     await redis.hincrbyfloat(partition_key(0, "job", back), "created", -10_000)
     (later,) = await put(queue, job_of("a", max_queue_ms=25_000))
-    await lease.decline([UnreadableClaim(back, claim.number, "", newer=True)])
+    await lease.decline([UnreadableClaim(back, claim.run_number, "", newer=True)])
     assert [each.job.id for each in await claimed(lease, 2)] == [back, later]
 
 
@@ -256,8 +256,8 @@ async def test_tokens_of_a_job_that_a_script_ends_are_charged(wire: RedisClient)
     (claim,) = [each for each in await claimed(lease, 2) if each.job.tenant == "quitter"]
     opening = Opening(claim.job.id, 1)
     rows = b"".join(encode_delta(delta(claim, seq)) for seq in range(1, 9))
-    frame = Frame(lease.id, 1, packed(8, rows), {claim.number: opening})
-    await lease.release(claim.job.id, claim.number, [frame])
+    frame = Frame(lease.id, 1, packed(8, rows), {claim.run_number: opening})
+    await lease.release(claim.job.id, claim.run_number, [frame])
     await queue.cancel(claim.job.id)
     record = await JobReader(wire).record(claim.job.id)
     assert record.terminal is not None and record.terminal.usage.completion == 8

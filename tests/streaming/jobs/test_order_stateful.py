@@ -22,10 +22,10 @@ from streaming.ids import new_job_id
 from streaming.jobs.codec import Terminal, Usage
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
-from streaming.jobs.places import cost_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.waiting import cost_of
 from streaming.keys import partition_key
 from streaming.order import BOOST_MS, Priority
 from streaming.redis.client import RedisClient
@@ -146,7 +146,7 @@ class OrderMachine(StoreMachine):
         claim = self.held.pop(job_id)
         generated = int(cost_of(claim.job).output * share)
         end = Terminal(job_id, JobState.COMPLETED, 0, ("stop",), usage=Usage(prompt, generated))
-        self.run(self.lease.calls([self.lease.finish_call(Finish(end, claim.number, True, prompt=prompt))]))
+        self.run(self.lease.calls([self.lease.finish_call(Finish(end, claim.run_number, True, prompt=prompt))]))
         self.model.finish(job_id, generated, prompt)
         self.overdue.discard(job_id)
 
@@ -155,7 +155,7 @@ class OrderMachine(StoreMachine):
     def release(self, data: st.DataObject) -> None:
         """A job waits to be tried again."""
         job_id = data.draw(st.sampled_from(list(self.held)))
-        self.run(self.lease.release(job_id, self.held.pop(job_id).number))
+        self.run(self.lease.release(job_id, self.held.pop(job_id).run_number))
         self.model.requeue(job_id, self.run(self._place_to_retry(job_id)))
 
     @precondition(lambda self: self.held)
@@ -164,7 +164,7 @@ class OrderMachine(StoreMachine):
         """A job that only a newer version can read goes back to its lane."""
         job_id = data.draw(st.sampled_from(list(self.held)))
         claim = self.held.pop(job_id)
-        self.run(self.lease.decline([UnreadableClaim(job_id, claim.number, "", newer=True)]))
+        self.run(self.lease.decline([UnreadableClaim(job_id, claim.run_number, "", newer=True)]))
         self.model.put_back(job_id, self.run(self._entries([job_id]))[0])
 
     @precondition(lambda self: self.waiting() or self.requeued())

@@ -15,24 +15,24 @@ from streaming.jobs.codec import Delta, Run, Terminal
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, UnreadableClaim
-from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.waiting import Backlog
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 
 def a_finish(claim: Claim, seq: int, rows: tuple[Delta, ...] = ()) -> Finish:
-    return Finish(Terminal(claim.job.id, JobState.COMPLETED, seq, ("stop",), rows=rows), claim.number, True)
+    return Finish(Terminal(claim.job.id, JobState.COMPLETED, seq, ("stop",), rows=rows), claim.run_number, True)
 
 
 async def test_a_job_is_put_claimed_logged_and_finished(wire: RedisClient) -> None:
     """The whole life of a job leaves one record, an empty lane and no claim."""
     queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue)
-    assert (await queue.put(job)).place.before == 0
+    assert (await queue.put(job)).position.before == 0
     lease = await a_lease(wire)
     claim = await claim_one(lease)
     assert (claim.job, claim.attempt) == (job, 1)
@@ -58,7 +58,7 @@ async def test_a_fenced_worker_can_write_nothing(wire: RedisClient) -> None:
         zombie.calls([zombie.finish_call(a_finish(claim, 0))]),
         zombie.claim(0, 1),
         zombie.beat(0),
-        zombie.release(job.id, claim.number),
+        zombie.release(job.id, claim.run_number),
     ]
     for attempt in attempts:
         with pytest.raises(Fenced):
@@ -94,7 +94,7 @@ async def test_a_run_shares_its_number_with_none_of_another_partition(
     answered.set()
     claims += (await waiting).jobs
     claims += (await lease.claim(1, 2)).jobs
-    assert len({claim.number for claim in claims}) == len(claims) == 4
+    assert len({claim.run_number for claim in claims}) == len(claims) == 4
 
 
 async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wire: RedisClient) -> None:
@@ -104,7 +104,7 @@ async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wi
     claim = await claim_one(lease)
     rows = [delta(claim, 1), delta(claim, 2)]
     await lease.calls([append(lease, {"-": rows}, claim)])
-    number = claim.number
+    number = claim.run_number
     for call in (
         lease.checkpoint_call(0, job.id, number, 2),
         other.checkpoint_call(0, job.id, number, 1),
@@ -210,7 +210,7 @@ async def test_a_released_job_is_not_counted_as_a_loss(wire: RedisClient) -> Non
         leaving = await a_lease(wire)
         claim = await claim_one(leaving)
         assert claim.attempt == attempt and await leaving.leave() == 1
-        await leaving.release(claim.job.id, claim.number)
+        await leaving.release(claim.job.id, claim.run_number)
         assert await leaving.leave() == 0
 
 
@@ -296,12 +296,12 @@ async def test_whoever_is_done_with_a_suspect_leaves_the_rest_to_another(wire: R
     assert not (await heir.claim(0, 1)).suspects
     match way:
         case "hands it back":
-            await runner.release(suspect.job.id, suspect.number)
+            await runner.release(suspect.job.id, suspect.run_number)
             assert await runner.leave() == 0
         case "dies of it":
             await lapse(wire, runner)
         case _:
-            await runner.decline([UnreadableClaim(suspect.job.id, suspect.number, "", newer=True)])
+            await runner.decline([UnreadableClaim(suspect.job.id, suspect.run_number, "", newer=True)])
     assert await heir.claim(0, 1) == Claimed([], suspects=True)
     assert len((await heir.claim(0, 1, alone=True)).jobs) == 1
 

@@ -30,7 +30,7 @@ class Running:
 
     def __init__(self, lease: Lease, claim: Claim) -> None:
         self.lease, self.claim, self.rows = lease, claim, []
-        self.run = Run(lease.id, claim.number)
+        self.run = Run(lease.id, claim.run_number)
         self._told: set[str] = set()
         """Addresses that know the job's number."""
 
@@ -56,7 +56,7 @@ class Running:
     async def finish(self) -> None:
         rows, sections = tuple(self.rows), (Section(1, self.run),)
         end = Terminal(self.claim.job.id, JobState.COMPLETED, len(rows), ("stop",), sections=sections, rows=rows)
-        await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.number, False))])
+        await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.run_number, False))])
 
 
 async def listening(wire: RedisClient, relay: Relay, **options: Any) -> tuple[ReorderBuffer, Running]:
@@ -112,7 +112,7 @@ async def test_a_late_reader_reads_a_long_log_about_once(
 
     monkeypatch.setattr("streaming.jobs.relay.read_log", counted)
     buffer = relay.open(job_id)
-    await relay.follow(buffer)
+    await relay.subscribe(buffer)
     taken = 0
     while taken < frames * rows:
         taken += len((await buffer.take(20))[0])
@@ -203,13 +203,13 @@ async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: R
     await first.write(2, relay.address)
     before, holder, claim = first.run, first.lease, first.claim
     for written in (2, 4):
-        await holder.release(job_id, claim.number)
+        await holder.release(job_id, claim.run_number)
         holder = await a_lease(wire)
         claimed = await claim_one(holder)
         claim, opening = claimed, Opening(job_id, written + 1, before)
         rows = [delta(claim, written + number) for number in (1, 2)]
-        await holder.calls([append(holder, {SILENT: rows}, (claim.number, opening))])
-        before = Run(holder.id, claim.number)
+        await holder.calls([append(holder, {SILENT: rows}, (claim.run_number, opening))])
+        before = Run(holder.id, claim.run_number)
     seen: list[int] = []
     async with asyncio.timeout(20):
         while len(seen) < 6:
@@ -230,17 +230,17 @@ async def test_copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone
     await running.lease.release(job_id, first.number)
     claim = await claim_one(heir)
     await wire.redis.delete(partition_key(0, "log", first.worker))
-    rows = [delta(-claim.number, 1), delta(-claim.number, 2), delta(claim, 3)]
+    rows = [delta(-claim.run_number, 1), delta(-claim.run_number, 2), delta(claim, 3)]
     copies = Opening(job_id, copied=(Section(1, first),))
-    opened = (claim.number, Opening(job_id, 3, first)), (-claim.number, copies)
+    opened = (claim.run_number, Opening(job_id, 3, first)), (-claim.run_number, copies)
     await heir.calls([append(heir, {SILENT: rows}, *opened)])
-    assert await first_of(relay, job_id, 3) == [(1, first), (2, first), (3, Run(heir.id, claim.number))]
+    assert await first_of(relay, job_id, 3) == [(1, first), (2, first), (3, Run(heir.id, claim.run_number))]
 
 
 async def first_of(relay: Relay, job_id: str, count: int) -> list[tuple[int, Run | None]]:
     """The first deltas that a reader who comes now is given of a running job, and who wrote each."""
     buffer = relay.open(job_id)
-    await relay.follow(buffer)
+    await relay.subscribe(buffer)
     seen: list[int] = []
     async with asyncio.timeout(20):
         while len(seen) < count:
@@ -492,7 +492,7 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, rel
         relay.close(second)
     assert not relay._subscribers and not relay._by_run
     late = relay.open(job_id)
-    await relay.follow(late)
+    await relay.subscribe(late)
     await running.write(1, relay.address)
     await running.finish()
     assert await numbers_read(late) == [1, 2, 3], "its name is in the log"
@@ -506,12 +506,12 @@ def test_what_no_log_has_is_looked_for_less_and_less_often() -> None:
         buffer.push(delta(0, 3), FIRST)
         if buffer.is_due(now, 2.0):
             looks += 1
-            buffer.look(now, 60.0)
+            buffer.look(now)
         now += 0.01
     assert 30 <= looks <= 36
     buffer.push(delta(0, 2), FIRST)
     buffer.push(delta(0, 5), FIRST)
     assert buffer.seq == 3 and buffer.is_due(now + 1.0, 2.0)
-    buffer.look(now + 1.0, 60.0)
+    buffer.look(now + 1.0)
     buffer.push(delta(0, 5), FIRST)
     assert buffer.is_due(now + 1.1, 2.0), "something new came: soon again"

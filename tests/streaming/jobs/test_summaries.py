@@ -18,40 +18,40 @@ from streaming.jobs.codec import Terminal, Usage
 from streaming.jobs.job import MAX_PREVIEW_CHARS, Chat, Inputs, Job, JobState, Prompt, Text, Tokens, preview_of
 from streaming.jobs.lease import Finish, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.reader import ANY, JobFilter, JobPage, JobReader, PagePart, Place, Summaries, merged
+from streaming.jobs.reader import ANY, JobFilter, JobPage, JobReader, PageKey, PagePart, Summaries, merged
 from streaming.jobs.records import JobRecord
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 
-def summary(place: Place) -> JobRecord:
-    job = Job(id=place[1], model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("",)))
-    return JobRecord(job=job, state=JobState.QUEUED, created_ms=place[0], keep_s=1, terminal=None)
+def summary(key: PageKey) -> JobRecord:
+    job = Job(id=key[1], model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("",)))
+    return JobRecord(job=job, state=JobState.QUEUED, created_ms=key[0], keep_s=1, terminal=None)
 
 
 PLACES = st.lists(st.tuples(st.integers(0, 9), st.text("ab", min_size=1, max_size=3)), max_size=40, unique=True)
 
 
 @given(st.lists(PLACES, min_size=1, max_size=4), st.integers(1, 5), st.integers(1, 7))
-def test_pages_hold_every_job_once_in_order(partitions: list[list[Place]], limit: int, looked: int) -> None:
+def test_pages_hold_every_job_once_in_order(partitions: list[list[PageKey]], limit: int, looked: int) -> None:
     """However unevenly those of a state lie in partitions, and however few jobs a partition looks at for a page."""
     jobs = [sorted({(time, f"{name}{number}") for time, name in each}) for number, each in enumerate(partitions)]
 
-    def is_listed(place: Place) -> bool:
-        return place[1].startswith("a")
+    def is_listed(key: PageKey) -> bool:
+        return key[1].startswith("a")
 
-    def part(own: list[Place], before: Place | None) -> PagePart:
-        rest = [place for place in reversed(own) if before is None or place < before]
-        found: list[Place] = []
+    def part(own: list[PageKey], before: PageKey | None) -> PagePart:
+        rest = [key for key in reversed(own) if before is None or key < before]
+        found: list[PageKey] = []
         count = 0
         while count < min(looked, len(rest)) and len(found) < limit:
             found += [rest[count]] if is_listed(rest[count]) else []
             count += 1
-        return PagePart([(place, summary(place)) for place in found], rest[count - 1] if count < len(rest) else None)
+        return PagePart([(key, summary(key)) for key in found], rest[count - 1] if count < len(rest) else None)
 
-    found: list[Place] = []
-    before: Place | None = None
+    found: list[PageKey] = []
+    before: PageKey | None = None
     while True:
         page = merged([part(own, before) for own in jobs], limit)
         assert len(page.jobs) <= limit
@@ -60,7 +60,7 @@ def test_pages_hold_every_job_once_in_order(partitions: list[list[Place]], limit
             break
         assert before is None or page.behind < before
         before = page.behind
-    assert found == sorted((place for own in jobs for place in own if is_listed(place)), reverse=True)
+    assert found == sorted((key for own in jobs for key in own if is_listed(key)), reverse=True)
 
 
 async def pages(wire: RedisClient, limit: int, wanted: JobFilter = ANY) -> list[str]:
@@ -206,8 +206,8 @@ async def test_a_made_up_cursor_reads_no_more_than_a_page(wire: RedisClient) -> 
     for time, job in ((1, ids[-1]), (now, ids[0]), (now - 1, ids[-1]), (now, "")):
         assert await Summaries(wire).recent("t", (time, job), 10) == JobPage([], None)
     assert await entries_read() - before < 60
-    for place in ((now, ids[-1]), (now + 3, "job_ff" + 30 * "f"), (now + 4, "")):
-        assert (await Summaries(wire).recent("t", place, 10)).behind is not None
+    for key in ((now, ids[-1]), (now + 3, "job_ff" + 30 * "f"), (now + 4, "")):
+        assert (await Summaries(wire).recent("t", key, 10)).behind is not None
 
 
 async def test_the_last_page_of_a_long_list_costs_what_the_first_does(wire: RedisClient) -> None:
@@ -227,7 +227,7 @@ async def test_the_last_page_of_a_long_list_costs_what_the_first_does(wire: Redi
         return int((await redis.info("commandstats")).get("cmdstat_hmget", {"calls": 0})["calls"])
 
     found, costs = list[str](), list[int]()
-    before: Place | None = None
+    before: PageKey | None = None
     while before is not None or not costs:
         read = await jobs_read()
         page = await Summaries(wire).recent("t", before, 100)

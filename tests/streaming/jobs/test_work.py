@@ -13,7 +13,7 @@ from api.openai.batch_lines import traits
 from api.openai.schemas import parse, to_job
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling, Task, TaskKind
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
-from streaming.jobs.places import (
+from streaming.jobs.waiting import (
     JOB_BYTES,
     TOKEN_BYTES,
     UNKNOWN_OUTPUT,

@@ -21,10 +21,10 @@ from streaming.ids import partition_of
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, HeldJob, Lease
-from streaming.jobs.places import Backlog
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.relay import Relay
+from streaming.jobs.waiting import Backlog
 from streaming.keys import partition_key, prefix
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
@@ -140,8 +140,8 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: RedisCli
     for job in jobs[1:]:
         (claim,) = (await lease.claim(partition_of(job.id) or 0, 1)).jobs
         assert isinstance(claim, Claim) and claim.job.id == job.id
-        numbers[job.id] = claim.number
-        assert await queue.follow(job.id, "somewhere") is JobState.RUNNING
+        numbers[job.id] = claim.run_number
+        assert await queue.add_address(job.id, "somewhere") is JobState.RUNNING
     for job in jobs[1:]:
         assert await lease.beat(partition_of(job.id) or 0) == {job.id: HeldJob(numbers[job.id], False)}
         await lease.release(job.id, numbers[job.id])
@@ -174,7 +174,7 @@ async def test_a_store_on_a_cluster_is_counted_and_reset(nodes: Nodes, wire: Red
 
 async def test_every_primary_is_looked_at(nodes: Nodes, wire: RedisClient) -> None:
     """Facts and memory come from all three; one that cannot keep the level is named."""
-    assert {facts["place"] for facts in await wire.servers()} == {f"127.0.0.1:{port}" for port in nodes.ports}
+    assert {facts["address"] for facts in await wire.servers()} == {f"127.0.0.1:{port}" for port in nodes.ports}
     assert ["maxmemory is 0" in warning for warning in await check_level(wire)] == [True] * 3
     headroom = Headroom(wire)
     await headroom.look()
@@ -251,7 +251,7 @@ async def test_a_killed_primary_is_replaced_by_its_replica(tmp_path: Path) -> No
             with Redis(port=doomed) as client:
                 os.kill(int(client.info("server")["process_id"]), signal.SIGKILL)
             await until(lambda: nodes.owner(0, replica) == replica)
-            await until(lambda: Queue(wire).follow(flow.accepted[0], "nobody"))
+            await until(lambda: Queue(wire).add_address(flow.accepted[0], "nobody"))
             stack.enter_context(nodes.server(doomed))
             await flow.more(30)
             records = await flow.all_done()

@@ -21,10 +21,10 @@ from streaming.ids import new_job_id
 from streaming.jobs.codec import Delta, Run, Section, Terminal
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
-from streaming.jobs.places import reserved_bytes
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.waiting import reserved_bytes
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import RedisClient, ServerMemory
@@ -111,13 +111,13 @@ async def test_a_token_weighs_no_more_than_is_reserved_for_it(wire: RedisClient,
     claim = await claim_one(lease)
     top = tuple((" other", -2.5 - number) for number in range(alternatives or 0))
     logprobs = () if alternatives is None else (Logprob(" tokens", -0.5, top),)
-    rows = [Delta(claim.number, seq, " tokens", (100_000 + seq,), 0, 1, "", logprobs) for seq in range(1, 1001)]
+    rows = [Delta(claim.run_number, seq, " tokens", (100_000 + seq,), 0, 1, "", logprobs) for seq in range(1, 1001)]
     before = await weight(wire, "log", lease.id) + await weight(wire, "job", job.id)
     for row in rows:
         await lease.calls([append(lease, {job.reply_to: [row]}, *([claim] if row.seq == 1 else []))])
-    sections = (Section(1, Run(lease.id, claim.number)),)
+    sections = (Section(1, Run(lease.id, claim.run_number)),)
     end = Terminal(job.id, JobState.COMPLETED, len(rows), ("length",), sections=sections, rows=tuple(rows))
-    await lease.calls([lease.finish_call(Finish(end, claim.number, False))])
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, False))])
     grown = await weight(wire, "log", lease.id) + await weight(wire, "job", job.id) - before
     sampling = Sampling(max_tokens=len(rows), logprobs=alternatives)
     reserved = reserved_bytes(msgspec.structs.replace(job, sampling=sampling))
@@ -296,10 +296,12 @@ async def test_what_drains_a_full_store_runs(small: tuple[RedisClient, Redis]) -
     held = await first.beat(0)
     assert held.keys() == {job.id for job in jobs}
     await first.calls([append(first, {SILENT: [delta(claim, 1) for claim in claims]}, *claims)])
-    assert await queue.follow(jobs[0].id, "penstock:api:late") is JobState.RUNNING
+    assert await queue.add_address(jobs[0].id, "penstock:api:late") is JobState.RUNNING
     await queue.cancel(jobs[1].id)
-    await first.calls([first.finish_call(Finish(Terminal(jobs[0].id, JobState.COMPLETED, 1), claims[0].number, False))])
-    await first.release(jobs[1].id, claims[1].number)
+    await first.calls(
+        [first.finish_call(Finish(Terminal(jobs[0].id, JobState.COMPLETED, 1), claims[0].run_number, False))]
+    )
+    await first.release(jobs[1].id, claims[1].run_number)
     lapse = "#!lua flags=allow-oom\nreturn redis.call('ZADD', KEYS[1], 'XX', 1, ARGV[1])"
     client.eval(lapse, 1, partition_key(0, "leases"), first.id)
     await Reaper(wire).sweep()
@@ -308,7 +310,9 @@ async def test_what_drains_a_full_store_runs(small: tuple[RedisClient, Redis]) -
     assert isinstance(taken, Claim) and taken.job == jobs[2] and taken.attempt == 2
     rows = await deltas_of(JobReader(wire), await JobReader(wire).record(jobs[2].id))
     assert [row.seq for row in rows] == [1]
-    await second.calls([second.finish_call(Finish(Terminal(jobs[2].id, JobState.COMPLETED, 1), taken.number, False))])
+    await second.calls(
+        [second.finish_call(Finish(Terminal(jobs[2].id, JobState.COMPLETED, 1), taken.run_number, False))]
+    )
     assert await second.leave() == 0
     states = [record.state for record in await JobReader(wire).records([job.id for job in jobs]) if record]
     assert states == [JobState.COMPLETED, JobState.CANCELLED, JobState.COMPLETED]

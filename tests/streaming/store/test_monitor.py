@@ -127,7 +127,7 @@ async def test_a_process_that_found_no_store_enters_late(opened: Callable[..., R
 
 
 GOOD = {
-    "place": "", "redis_version": "7.2.4", "appendonly": "yes", "appendfsync": "always", "maxmemory": "1000",
+    "address": "", "redis_version": "7.2.4", "appendonly": "yes", "appendfsync": "always", "maxmemory": "1000",
     "maxmemory-policy": "noeviction", "replicas": "2", "min-replicas-to-write": "1",
 }  # fmt: skip
 FATAL, ADVICE = True, False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 import pytest
@@ -50,7 +49,7 @@ class Bench:
         lanes = LaneTargets(interactive=targets or LatencyTargets())
         whole = cast(Any, self.noted)
         self.starter = ChoiceStarter(
-            whole, CARD, WorkerSettings(**settings), whole, asyncio.Event(), on_stopped=lambda _: None, targets=lanes
+            whole, CARD, WorkerSettings(**settings), whole, on_stopped=lambda _: None, targets=lanes
         )
         self._count = 0
 
@@ -77,7 +76,7 @@ class Bench:
 
     def give(self, attempt: Attempt, tokens: int = 1, finish: str = "", prompt: int = 0) -> None:
         """A piece of its only choice."""
-        piece = Piece(f"{attempt.job.id}/{attempt.number}/0", "x", (), tokens, finish, prompt)
+        piece = Piece(f"{attempt.job.id}/{attempt.run_number}/0", "x", (), tokens, finish, prompt)
         attempt.take(0, piece, 1.0)
         if finish:
             self.starter.end(attempt, 0, piece)
@@ -189,6 +188,6 @@ def test_who_has_had_a_place_preempts_nobody_for_the_next_one() -> None:
     held, lease, taken = HeldJobs(cast(Any, None)), cast(Any, None), cast(Any, bench.noted)
     held.attempts[line.job.id] = line
     preemption = Preemption(lease, held, bench.starter, taken, CARD.capabilities, lambda _: None)
-    assert preemption.places() == 1
+    assert preemption.freeable_slots() == 1
     preemption.make_way(chat)
     assert list(held.attempts) == [line.job.id]

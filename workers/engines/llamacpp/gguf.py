@@ -42,7 +42,6 @@ class GgufError(Exception):
 
     def __init__(self, path: Path, cause: str, step: str) -> None:
         super().__init__(f"cannot use the model file {path}: {cause}. {step}")
-        self.path, self.cause = path, cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,8 +197,8 @@ def keywords(
         "best_of": 1,
         "detokenize": False,
         "return_perf_metrics": timed,
-        "temperature": None if greedy else _number(sampling.temperature, 1.0),
-        "top_p": None if greedy else _number(sampling.top_p, 1.0),
+        "temperature": None if greedy else _or_one(sampling.temperature),
+        "top_p": None if greedy else _or_one(sampling.top_p),
         "top_k": 1 if greedy else sampling.top_k,  # 1 is greedy by every version's definition
         "min_p": None if greedy else sampling.min_p,
         "seed": None if greedy or seed is None else seed % 2**63,  # the engine takes no negative seed
@@ -211,8 +211,8 @@ def keywords(
     }
 
 
-def _number(asked: float | None, default: float) -> float:
-    return default if asked is None else asked
+def _or_one(asked: float | None) -> float:
+    return 1.0 if asked is None else asked
 
 
 def logprob(token: int, entry: Any, alternatives: int, text: Callable[[int], str]) -> Logprob:

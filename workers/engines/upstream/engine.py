@@ -34,8 +34,8 @@ from telemetry.tracing import Tracing
 from workers.engines.text import TokenGate
 from workers.engines.upstream import continuation
 from workers.engines.upstream.continuation import BrokenTexts, Rung
+from workers.engines.upstream.endpoints import OtherModels, UpstreamModel, checked_models
 from workers.engines.upstream.generation import UpstreamGeneration
-from workers.engines.upstream.places import OtherModels, UpstreamModel, checked_models
 from workers.engines.upstream.pool import ServerPool, suits
 from workers.engines.upstream.reply import End, ReplyOutcome
 from workers.engines.upstream.server import DEFAULT_CONTEXT
@@ -305,7 +305,7 @@ class UpstreamEngine:
                 continue
             if (last := self._ending(generation, outcome)) is not None:
                 return last
-            if outcome.end is End.BROKEN and counts.breaks > 1:  # a busy server's own delay is kept by its place
+            if outcome.end is End.BROKEN and counts.breaks > 1:  # a busy server's own delay is kept by its slot
                 await asyncio.sleep(min(MIN_RETRY_S * 2.0**counts.breaks, MAX_RETRY_S))
         return generation.last("cancelled")
 

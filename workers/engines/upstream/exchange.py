@@ -20,9 +20,9 @@ from telemetry.tracing import TRACEPARENT, Attributes, operation_name
 from workers.engines.task_answers import check_task_answer, joined_vectors, reported_scores, reported_tokens
 from workers.engines.upstream import continuation
 from workers.engines.upstream.continuation import FROM_BEGINNING, Rung
+from workers.engines.upstream.endpoints import ServerEndpoint, ServerSlot, retry_after_s
 from workers.engines.upstream.generation import StreamReader, UpstreamGeneration, text_of_rows
 from workers.engines.upstream.http import ASK_S, NO_HEADERS, BrokenReply, ConnectError, UpstreamConnection
-from workers.engines.upstream.places import ServerEndpoint, ServerPlace, retry_after_s
 from workers.engines.upstream.reply import Count, End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status
 from workers.engines.upstream.server import DEFAULT_CONTEXT, LOOKUP
 
@@ -63,11 +63,11 @@ class Unprepared(Exception):
 class Exchange:
     """One request at one server."""
 
-    def __init__(self, generation: UpstreamGeneration, place: ServerPlace, pool: ServerPool) -> None:
-        self._generation, self._place = generation, place
+    def __init__(self, generation: UpstreamGeneration, slot: ServerSlot, pool: ServerPool) -> None:
+        self._generation, self._slot = generation, slot
         self._settings, self._emit, self._tracing = pool.settings, pool.emit, pool.tracing
-        self._request, self._facts = generation.request, place.facts
-        self._endpoint, self._client, self._secret = place.endpoint, place.endpoint.client, place.key.secret
+        self._request, self._facts = generation.request, slot.facts
+        self._endpoint, self._client, self._secret = slot.endpoint, slot.endpoint.client, slot.key.secret
 
     async def run(self) -> ReplyOutcome:
         """Send the request and read the reply."""
@@ -140,7 +140,7 @@ class Exchange:
             spawn(self._stop_unseen(path, body, more))
         if facts.reattach and rung in FROM_BEGINNING:
             outcome = self._note_end(rung, reader, outcome)
-        self._place.key.note(reader.headers, time.monotonic(), time.time())
+        self._slot.key.note(reader.headers, time.monotonic(), time.time())
         return outcome
 
     async def _traced(self, call: Callable[[str], Awaitable[ReplyOutcome]]) -> ReplyOutcome:
@@ -239,7 +239,7 @@ class Exchange:
             reply = await self._client.ask("POST", path, body, self._secret, limit_s, {TRACEPARENT: trace}, based=based)
         except (ConnectError, BrokenReply) as error:
             raise Unprepared(by_cut(f"{path}: {error}", "unsent" if isinstance(error, ConnectError) else "")) from None
-        self._place.key.note(reply.headers, time.monotonic(), time.time())
+        self._slot.key.note(reply.headers, time.monotonic(), time.time())
         if reply.status != 200:
             outcome = by_status(400 if TOO_LARGE in reply.body else reply.status, reply.body)
             raise Unprepared(replace(outcome, retry_s=retry_after_s(reply.headers, time.time())))
@@ -333,7 +333,7 @@ class Exchange:
         generation, by_key = self._generation, self._facts.reattach == "key"
         stop = continuation.stop_call(self._facts, self._request, reader.headers)
         if stop is not None and reader.status == 200 and not (by_key and reader.is_read):
-            generation.kept_at = (self._place, *stop)
+            generation.kept_at = (self._slot, *stop)
         if outcome.end in (End.BUSY, End.KEY):  # it goes on meanwhile
             return outcome
         if rung is Rung.REATTACH and outcome.how == "told":
@@ -397,9 +397,9 @@ def stop_generation(generation: UpstreamGeneration, *, goes_on: bool = False) ->
     """
     kept_at, generation.kept_at, generation.counts.vain = generation.kept_at, None, 0
     if kept_at is not None:
-        place, method, path = kept_at
+        slot, method, path = kept_at
         if not (goes_on or generation.left) or not (generation.rows or method == continuation.BY_NAME):
-            place.endpoint.spawn(place.endpoint.client.ask(method, path, None, place.key.secret))
+            slot.endpoint.spawn(slot.endpoint.client.ask(method, path, None, slot.key.secret))
 
 
 def stop_by_name(endpoint: ServerEndpoint, generation: UpstreamGeneration) -> None:

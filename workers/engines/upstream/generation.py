@@ -35,7 +35,7 @@ from workers.engines.upstream.reply import ChatDelta, Choice, Chunk, End, ReplyO
 from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
 
 if TYPE_CHECKING:
-    from workers.engines.upstream.places import ServerPlace
+    from workers.engines.upstream.endpoints import ServerSlot
     from workers.engines.upstream.pool import ServerPool
 
 MAX_EXCESS_TOKENS = 64
@@ -87,7 +87,7 @@ class UpstreamGeneration:
         """How often no server had room for it since its last progress."""
         self.progress_at = now
         """When it was sent, or its last token came."""
-        self.kept_at: tuple[ServerPlace, str, str] | None = None
+        self.kept_at: tuple[ServerSlot, str, str] | None = None
         """Where the newest reply's generation may go on without a reader, and the call that stops it."""
         self.prompt: Any = None
         """Its prompt as the server rendered or tokenised it."""

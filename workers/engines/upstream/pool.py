@@ -14,9 +14,9 @@ from typing import Any
 from penstock.engine import CHARACTERS_PER_TOKEN, ModelCard, Piece, Request
 from streaming.jobs.job import HINTS
 from telemetry.tracing import NO_TRACING
+from workers.engines.upstream.endpoints import ANSWERS_S, REFUSED_S, Fault, ServerEndpoint, ServerSlot, UpstreamModel
 from workers.engines.upstream.exchange import Exchange, home_of, stop_by_name, stop_generation
 from workers.engines.upstream.generation import UpstreamGeneration
-from workers.engines.upstream.places import ANSWERS_S, REFUSED_S, Fault, ServerEndpoint, ServerPlace, UpstreamModel
 from workers.engines.upstream.reply import End, ReplyOutcome
 from workers.engines.upstream.server import ProbeFailed, card_of, lacking
 
@@ -76,8 +76,8 @@ class ServerPool:
         """`spawn`: begins a task that the engine owns."""
         self.model, self.settings, self.emit, self._spawn = model.name, model.settings, emit, spawn
         self.endpoints = [ServerEndpoint(url, model.name, model.settings, model.keys) for url in model.settings.urls]
-        self._waiting: list[tuple[float, int, int, asyncio.Future[ServerPlace | None]]] = []
-        """A heap: priority, number, cost, and the place to come. It holds little: a worker claims no more than fits."""
+        self._waiting: list[tuple[float, int, int, asyncio.Future[ServerSlot | None]]] = []
+        """A heap: priority, number, cost, and the slot to come. It holds little: a worker claims no more than fits."""
         self._number = 0
         self.card: ModelCard | None = None
         """What all of its servers can do; None before one has answered."""
@@ -173,24 +173,24 @@ class ServerPool:
         room for `patience_s`."""
         try:
             async with asyncio.timeout(patience_s):
-                place = await self._place(generation)
+                slot = await self._slot(generation)
         except TimeoutError:
             return None
-        if place is None:
+        if slot is None:
             return None
         outcome, sent_at = ReplyOutcome(End.CANCELLED), time.monotonic()
         try:
-            outcome = await Exchange(generation, place, self).run()
+            outcome = await Exchange(generation, slot, self).run()
             if generation.miscounted and outcome.end is End.DONE:
                 self.miscounted += 1
-                log.warning("%s: a complete answer with counts that cannot be true", place.endpoint.url)
+                log.warning("%s: a complete answer with counts that cannot be true", slot.endpoint.url)
         finally:
-            self._learn(generation, place, outcome, sent_at)
-            self._leave(place, generation.spent())
+            self._learn(generation, slot, outcome, sent_at)
+            self._leave(slot, generation.spent())
         return outcome
 
-    async def _place(self, generation: UpstreamGeneration) -> ServerPlace | None:
-        """A place at the server that may generate the answer still, where it needs no room; else at the next one."""
+    async def _slot(self, generation: UpstreamGeneration) -> ServerSlot | None:
+        """A slot at the server that may generate the answer still, where it needs no room; else at the next one."""
         cost = self._cost(generation)
         await asyncio.sleep(self._held_s(generation, time.monotonic()))
         while (home := await home_of(generation, self.ready)) is not None:
@@ -200,39 +200,39 @@ class ServerPool:
             await asyncio.sleep(min(wait_s, MAX_SLEEP_S))
         return await self._wait(generation.request.priority, cost)
 
-    async def _wait(self, priority: float, cost: int) -> ServerPlace | None:
-        """A place for one request, once there is one; None if no server is there.
+    async def _wait(self, priority: float, cost: int) -> ServerSlot | None:
+        """A slot for one request, once there is one; None if no server is there.
 
         Args:
             priority: higher first.
             cost: tokens of its prompt and its longest answer.
         """
         self._number += 1
-        place: asyncio.Future[ServerPlace | None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (-priority, self._number, cost, place))
+        slot: asyncio.Future[ServerSlot | None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (-priority, self._number, cost, slot))
         self._fill()
         try:
-            return await place
+            return await slot
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled() and (taken := place.result()) is not None:
+            if slot.done() and not slot.cancelled() and (taken := slot.result()) is not None:
                 self._leave(taken, 0)
             raise
 
-    def _leave(self, place: ServerPlace, spent: int) -> None:
-        """Give a place back."""
-        place.endpoint.leave(place, spent)
+    def _leave(self, slot: ServerSlot, spent: int) -> None:
+        """Give a slot back."""
+        slot.endpoint.leave(slot, spent)
         self._fill()
 
     def _fill(self) -> None:
-        """Give out the places that are free now: as one becomes free, and at each tick, for rate limits."""
+        """Give out the slots that are free now: as one becomes free, and at each tick, for rate limits."""
         now = time.monotonic()
         while self._waiting:
-            _, _, cost, place = self._waiting[0]
-            if not place.done():
+            _, _, cost, slot = self._waiting[0]
+            if not slot.done():
                 endpoint = self._choose(cost, now)
                 if endpoint is None and self.ready:
                     return
-                place.set_result(None if endpoint is None else endpoint.enter(cost, now))
+                slot.set_result(None if endpoint is None else endpoint.enter(cost, now))
             heapq.heappop(self._waiting)
 
     def _choose(self, cost: int, now: float) -> ServerEndpoint | None:
@@ -257,9 +257,9 @@ class ServerPool:
         limit = generation.request.sampling.max_tokens or self.settings.default_output or 0
         return size_of(generation.request) + max(0, limit)
 
-    def _learn(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome, sent_at: float) -> None:
+    def _learn(self, generation: UpstreamGeneration, slot: ServerSlot, outcome: ReplyOutcome, sent_at: float) -> None:
         """Tell breaker, budget and key how a reply ended, or the call that prepares it."""
-        endpoint, now = place.endpoint, time.monotonic()
+        endpoint, now = slot.endpoint, time.monotonic()
         breaker, was_closed = endpoint.breaker, endpoint.breaker.closed
         name = generation.request.text_id or generation.id
         has_token = bool(generation.received) and generation.progress_at >= sent_at
@@ -283,22 +283,22 @@ class ServerPool:
             breaker.succeed()
         elif outcome.end in (End.BUSY, End.KEY):
             generation.note_busy(outcome, now)
-            if len(place.key.refused) < 2:  # more say no more
-                place.key.refused.add(name)
-            self._hold(generation, place, outcome, now)
+            if len(slot.key.refused) < 2:  # more say no more
+                slot.key.refused.add(name)
+            self._hold(generation, slot, outcome, now)
             answers = endpoint.answered_at > now - ANSWERS_S
             full = outcome.end is End.BUSY and outcome.status != 429
             if full and generation.refusals >= MAX_REFUSALS and not answers:
                 breaker.fail(outcome.reason, now, "down")  # a gateway without a server, perhaps
         if outcome.end in (End.DONE, End.FAILED) or has_token:
-            place.key.refused.clear()
+            slot.key.refused.clear()
         if was_closed and not breaker.closed and not breaker.in_doubt:
             log.warning("%s gets no requests until it is back: %s", endpoint.url, breaker.reason)
 
-    def _hold(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome, now: float) -> None:
+    def _hold(self, generation: UpstreamGeneration, slot: ServerSlot, outcome: ReplyOutcome, now: float) -> None:
         """Hold the request back; its key or server too once they have refused another one and taken none since: the
         refusal of one may be its own fault, and must not keep the others away."""
-        endpoint, key = place.endpoint, place.key
+        endpoint, key = slot.endpoint, slot.key
         wait = outcome.retry_s
         if wait is None:
             wait = min(HOLD_S * 2.0 ** (generation.refusals - 1), MAX_RETRY_S)

@@ -16,8 +16,8 @@ from penstock.config import ConfigError
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling
 from penstock.tools import Call, Tool, ToolCall, Tools, read_answer
 from workers.engines.upstream import server
+from workers.engines.upstream.endpoints import checked_models
 from workers.engines.upstream.generation import UpstreamGeneration
-from workers.engines.upstream.places import checked_models
 from workers.engines.upstream.pool import suits
 from workers.engines.upstream.settings import UpstreamSettings
 

@@ -13,7 +13,7 @@ from flow import until
 from upstream_bench import HELLO, bench
 
 from penstock.engine import ChatTurn
-from workers.engines.upstream import places, pool
+from workers.engines.upstream import endpoints, pool
 from workers.engines.upstream.continuation import MAX_KNOWN, BreakCounts, BrokenTexts, Rung
 from workers.engines.upstream.engine import MAX_BREAKS, MAX_RESTARTS
 
@@ -39,9 +39,9 @@ class Poisoned(FakeUpstream):
 
 @pytest.fixture(autouse=True)
 def _opens_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(places, "MAX_OPEN_S", 0.3)
-    monkeypatch.setattr(places, "MIN_OPEN_S", 0.3)
-    monkeypatch.setattr(places, "PROBE_INTERVAL_S", 0.3)
+    monkeypatch.setattr(endpoints, "MAX_OPEN_S", 0.3)
+    monkeypatch.setattr(endpoints, "MIN_OPEN_S", 0.3)
+    monkeypatch.setattr(endpoints, "PROBE_INTERVAL_S", 0.3)
     yield
 
 

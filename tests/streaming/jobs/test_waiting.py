@@ -1,4 +1,4 @@
-"""The place of a waiting job in the order of the queue, and its reason: one look for all who ask of a tenant."""
+"""The position of a waiting job in the order of the queue, and its reason: one look for all who ask of a tenant."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import pytest
 from flow import MODEL, a_job, a_lease, lapse, put_job, until
 
 from streaming.errors import NoCapacity, Unavailable, UnknownJob
-from streaming.jobs import places
 from streaming.jobs.codec import encode
 from streaming.jobs.job import Endpoint, Job, Text
 from streaming.jobs.lease import Claim, Lease
-from streaming.jobs.places import Backlog, backlog_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import REASONS, JobRecord, parse_record
+from streaming.jobs.waiting import Backlog, backlog_of
 from streaming.keys import partition_key
 from streaming.order import LaneDepth, Priority
 from streaming.redis.client import RedisClient
@@ -40,7 +39,7 @@ async def looks(wire: RedisClient) -> int:
 
 async def places_of(reader: JobReader, records: Sequence[JobRecord]) -> list[int]:
     """Looked up together, by a read that may be old."""
-    return [each.before for each in await asyncio.gather(*(reader.place(record, 60) for record in records))]
+    return [each.before for each in await asyncio.gather(*(reader.position(record, 60) for record in records))]
 
 
 async def test_places_are_exact_and_follow_what_leaves_the_lane(wire: RedisClient) -> None:
@@ -48,7 +47,7 @@ async def test_places_are_exact_and_follow_what_leaves_the_lane(wire: RedisClien
     ids, reader, lease = await waiting(wire, 8), JobReader(wire), Lease(wire, MODEL)
 
     async def positions() -> list[int]:
-        return [(await reader.place(await reader.record(job))).before for job in ids]
+        return [(await reader.position(await reader.record(job))).before for job in ids]
 
     assert await positions() == list(range(8))
     await lease.register()
@@ -66,12 +65,12 @@ async def test_one_look_serves_all_who_ask_at_the_same_time(wire: RedisClient) -
         assert await places_of(reader, records) == list(range(50))
     assert await looks(wire) - before == 1
     later = await reader.record((await waiting(wire, 2))[1])
-    assert (await reader.place(later, 60)).before == (await reader.place(later)).before == 51
+    assert (await reader.position(later, 60)).before == (await reader.position(later)).before == 51
 
 
 async def test_beyond_the_bound_every_place_is_the_bound(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long lane is not read to its end, however often somebody there asks."""
-    monkeypatch.setattr(places, "MAX_COUNTED", 10)
+    monkeypatch.setattr("streaming.jobs.waiting.MAX_COUNTED", 10)
     ids, reader = await waiting(wire, 15), JobReader(wire)
     records = [await reader.record(job) for job in ids]
     before = await looks(wire)
@@ -90,9 +89,9 @@ async def test_a_look_that_failed_is_not_handed_on(wire: RedisClient, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(wire, "call", unavailable)
-        told = await asyncio.gather(*(reader.place(record, 60) for _ in range(3)), return_exceptions=True)
+        told = await asyncio.gather(*(reader.position(record, 60) for _ in range(3)), return_exceptions=True)
         assert all(isinstance(each, Unavailable) for each in told)
-    assert (await reader.place(record, 60)).before == 0
+    assert (await reader.position(record, 60)).before == 0
 
 
 async def test_a_job_is_looked_at_again_without_its_body(wire: RedisClient) -> None:
@@ -106,7 +105,7 @@ async def test_a_job_is_looked_at_again_without_its_body(wire: RedisClient) -> N
     assert (running.state, running.attempt, running.worker) == ("in_progress", 1, lease.id)
     await lease.release(ids[0], 1)
     back = await reader.again(record)
-    assert back.state == "queued" and back.queue == "retry" and (await reader.place(back)).before == 0
+    assert back.state == "queued" and back.queue == "retry" and (await reader.position(back)).before == 0
 
 
 async def test_records_may_be_read_without_their_bodies(wire: RedisClient) -> None:
@@ -192,7 +191,7 @@ async def test_jobs_ever_put_are_counted(wire: RedisClient) -> None:
     assert (lane.added, lane.waiting, lane.running) == (3, 1, 2)
     job = claimed.jobs[0]
     assert isinstance(job, Claim)
-    await lease.release(job.job.id, job.number)
+    await lease.release(job.job.id, job.run_number)
     lane = await lane_of(wire, Priority.STANDARD)
     assert (lane.added, lane.waiting, lane.running) == (3, 2, 1)
     assert (await lane_of(wire, Priority.BATCH)).added == 1

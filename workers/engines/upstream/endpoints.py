@@ -124,7 +124,7 @@ class Breaker:
 
 
 START = 16
-"""Places at first of a server that does not say how many requests it runs."""
+"""Slots at first of a server that does not say how many requests it runs."""
 START_FACTOR = 2.0
 BUSY_FACTOR, WAITING_FACTOR = 0.5, 0.9
 MAX_KV = 0.8
@@ -335,8 +335,8 @@ MAX_PROBE_WORDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class ServerPlace:
-    """A request's place at a server, until `ServerEndpoint.leave`."""
+class ServerSlot:
+    """A request's slot at a server, until `ServerEndpoint.leave`."""
 
     endpoint: ServerEndpoint
     facts: ServerFacts
@@ -391,13 +391,13 @@ class ServerEndpoint:
         """Its budget; while it has no room or a rate limit holds, no more than what runs."""
         return self.budget.limit if not self.budget.saturated and self.wait_s(1, now) <= 0 else self.in_flight
 
-    def enter(self, cost: int, now: float) -> ServerPlace:
-        """Take a place at a server that is ready."""
+    def enter(self, cost: int, now: float) -> ServerSlot:
+        """Take a slot at a server that is ready."""
         assert self.facts is not None
         key, _ = choose_key(self.keys, cost, now)
         key.reserve(cost, now)
         self.in_flight += 1
-        return ServerPlace(self, self.facts, key, cost)
+        return ServerSlot(self, self.facts, key, cost)
 
     def share(self, workers: int) -> None:
         """So many workers use this server, this one included."""
@@ -405,10 +405,10 @@ class ServerEndpoint:
         for key in self.keys:
             key.workers = workers
 
-    def leave(self, place: ServerPlace, spent: int) -> None:
-        """Give a place back; `spent`: tokens of prompt and reply."""
+    def leave(self, slot: ServerSlot, spent: int) -> None:
+        """Give a slot back; `spent`: tokens of prompt and reply."""
         self.in_flight -= 1
-        place.key.tokens.take(min(spent, place.cost) - place.cost, time.monotonic())
+        slot.key.tokens.take(min(spent, slot.cost) - slot.cost, time.monotonic())
 
     def spawn(self, call: Coroutine[Any, Any, object]) -> None:
         """Make a call whose failure changes nothing, such as one that stops a request, which stops as well without."""

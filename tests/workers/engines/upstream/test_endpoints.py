@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from workers.engines.upstream.places import (
+from workers.engines.upstream.endpoints import (
     MAX_OPEN_S,
     MIN_OPEN_S,
     START,

@@ -1,6 +1,6 @@
-"""Places of waiting jobs in words for their owners, the backlog of the lanes, and what a job costs.
+"""Positions of waiting jobs in words for their owners, the backlog of the lanes, and what a job costs.
 
-A place says how many jobs are expected to start before a waiting one. It follows the order of the queue
+A position says how many jobs are expected to start before a waiting one. It follows the order of the queue
 (`streaming/order.py`) as if no other job came and none ended. It counts the jobs of higher lanes, the requeued jobs of
 its lane, the earlier ones of its tenant, and an estimate of those of other tenants: tenants take turns, so before the
 n-th job of a tenant each other one gets n turns; one that got less gets one more; and all of them have no more turns
@@ -31,7 +31,7 @@ from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, Input, ModelCard, Sa
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
 from streaming.keys import kind_of, parse_lane, partition_key
-from streaming.order import COUNTER_SCALE, LaneDepth, Priority, WaitingDeadline, patience_ms, units
+from streaming.order import COUNTER_SCALE, LaneDepth, Priority, WaitingDeadline, patience_ms
 from streaming.redis.client import Call, ClientUser, Query, RedisClient
 
 MAX_DEADLINES = 32
@@ -160,10 +160,6 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     may_write: int
     """Bytes, as `reserved_bytes` counts."""
 
-    @property
-    def units(self) -> int:
-        return units(self.prompt, self.output)
-
 
 def cost_of(job: Job, card: ModelCard | None = None) -> Cost:
     """Estimate what a job costs. `card`: of its model, if one is known."""
@@ -246,11 +242,11 @@ CACHE_MAX_AGE_S = 5.0
 """How long a read is cached without requests."""
 
 LineRead: TypeAlias = tuple[Sequence[Any], Mapping[bytes, int]]
-"""A tenant's first entries in a lane: the answer of the script `waiting`, and the place of each entry in it."""
+"""A tenant's first entries in a lane: the answer of the script `waiting`, and the index of each entry in it."""
 
 
-class QueuePlace(msgspec.Struct, frozen=True, gc=False):
-    """The place of a waiting job, in numbers of jobs that are expected to start before it."""
+class QueuePosition(msgspec.Struct, frozen=True, gc=False):
+    """The position of a waiting job, in numbers of jobs that are expected to start before it."""
 
     higher: int = 0
     """Of higher lanes."""
@@ -293,7 +289,7 @@ class QueuePlace(msgspec.Struct, frozen=True, gc=False):
         return "; ".join(parts)
 
 
-FIRST = QueuePlace()
+FIRST = QueuePosition()
 
 
 def _jobs(count: int) -> str:
@@ -301,26 +297,25 @@ def _jobs(count: int) -> str:
     return f"{number} job{'' if count == 1 else 's'}"
 
 
-def _place(read: Sequence[Any], own: int, lane: str) -> QueuePlace:
-    """The place of a job behind `own` others of its tenant, by the answer of the script `waiting`."""
+def _position(read: Sequence[Any], own: int, lane: str) -> QueuePosition:
+    """The position of a job behind `own` others of its tenant, by the answer of the script `waiting`."""
     _, higher, requeued, waiting, mine, tenants, less, counter, least = read
     priority, kind = parse_lane(lane)[1], kind_of(lane)
     if kind != "lane":
-        return QueuePlace(higher, own, lane=priority, kind=kind)
+        return QueuePosition(higher, own, lane=priority, kind=kind)
     others = min(waiting - mine, (tenants - 1) * own + less)
-    return QueuePlace(higher, requeued, own, max(0, others), max(0, counter - least) // COUNTER_SCALE, priority)
+    return QueuePosition(higher, requeued, own, max(0, others), max(0, counter - least) // COUNTER_SCALE, priority)
 
 
 class LineHead(NamedTuple):
     """One read of a tenant's first entries in a lane, finished or under way; `began` is monotonic time."""
 
     began: float
-    read: asyncio.Task[tuple[Sequence[Any], Mapping[bytes, int]]]
-    """The answer of the script `waiting`, and the place of each entry in it."""
+    read: asyncio.Task[LineRead]
 
 
-class QueuePlaces:
-    """Finds the places of waiting jobs; concurrent requests about a tenant's jobs in a lane share one read. One per
+class QueuePositions:
+    """Finds the positions of waiting jobs; concurrent requests about a tenant's jobs in a lane share one read. One per
     process."""
 
     def __init__(self, client: RedisClient) -> None:
@@ -328,17 +323,17 @@ class QueuePlaces:
         self._looks: dict[tuple[str, str], LineHead] = {}
         """By lane and tenant: the last read."""
 
-    async def find(self, partition: int, lane: str, tenant: str, entry: str, old_s: float = 0.0) -> QueuePlace:
-        """The place of an entry of a lane, by a read at most `old_s` old. Raises Unavailable."""
+    async def find(self, partition: int, lane: str, tenant: str, entry: str, old_s: float = 0.0) -> QueuePosition:
+        """The position of an entry of a lane, by a read at most `old_s` old. Raises Unavailable."""
         asked, line = time.monotonic(), (lane, tenant)
         while True:
             look = self._looks.get(line)
             if look is None or look.began < asked - old_s or old_s == 0:
                 look = self._look(partition, line)
-            read, places = await asyncio.shield(look.read)
+            read, indexes = await asyncio.shield(look.read)
             # An entry that an older read does not have was perhaps put later, unless the read ends before it.
-            if look.began >= asked or len(places) >= MAX_COUNTED or entry.encode() in places:
-                return _place(read, places.get(entry.encode(), len(read[0])), lane)
+            if look.began >= asked or len(indexes) >= MAX_COUNTED or entry.encode() in indexes:
+                return _position(read, indexes.get(entry.encode(), len(read[0])), lane)
             if self._looks.get(line) is look:
                 del self._looks[line]
 
@@ -349,7 +344,7 @@ class QueuePlaces:
         lanes = {each: partition_key(each, "lane", job.model, job.priority) for each in self._client.partitions}
         calls: list[Call] = [("waiting", each, (lane, job.tenant, 0, patience_ms)) for each, lane in lanes.items()]
         reads = await self._client.calls(calls)
-        return sum(_place(read, read[0], lane).in_lane for read, lane in zip(reads, lanes.values(), strict=True))
+        return sum(_position(read, read[0], lane).in_lane for read, lane in zip(reads, lanes.values(), strict=True))
 
     def _look(self, partition: int, line: tuple[str, str]) -> LineHead:
         now = time.monotonic()
@@ -363,6 +358,6 @@ class QueuePlaces:
         if (read.cancelled() or read.exception()) and self._looks.get(line) is look:
             del self._looks[line]
 
-    async def _read(self, partition: int, lane: str, tenant: str) -> tuple[Sequence[Any], Mapping[bytes, int]]:
+    async def _read(self, partition: int, lane: str, tenant: str) -> LineRead:
         read: Sequence[Any] = await self._client.call("waiting", partition, lane, tenant, MAX_COUNTED, "")
-        return read, {entry: place for place, entry in enumerate(read[0])}
+        return read, {entry: index for index, entry in enumerate(read[0])}
