@@ -220,6 +220,9 @@ StartNow: TypeAlias = Callable[[Sequence[T], Callable[[Sequence[Any] | None], No
 the items must go with the next round."""
 
 
+Asked: TypeAlias = list[tuple[T, asyncio.Future[Answer]]]
+
+
 class Rounds(Generic[T, Answer]):
     """Calls `work` with the items of one round. Work returns an answer for each item, or an exception for its caller
     alone; an exception that it raises goes to the callers of all items.
@@ -244,7 +247,7 @@ class Rounds(Generic[T, Answer]):
         start_now: StartNow[T] = lambda _items, _then: False,
     ) -> None:
         self._work, self._max_items, self._eager_items, self._start_now = work, max_items, eager_items, start_now
-        self._waiting: list[tuple[T, asyncio.Future[Answer]]] = []
+        self._waiting: Asked[T, Answer] = []
         self._running = False
         """A round is under way, or is about to begin."""
         self._task: asyncio.Task[None] | None = None
@@ -256,15 +259,21 @@ class Rounds(Generic[T, Answer]):
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         asked = self._waiting
         asked.append((item, future))
-        if len(asked) == self._eager_items and self._start_now(
-            [each for each, _ in asked], partial(self._began, asked)
-        ):
+        if len(asked) == self._eager_items and self._started(asked, self._began):
             self._waiting = []
         else:
             self._keep_running()
         return future
 
-    def _began(self, asked: list[tuple[T, asyncio.Future[Answer]]], answers: Sequence[Answer] | None) -> None:
+    def _started(
+        self, asked: Asked[T, Answer], then: Callable[[Asked[T, Answer], Sequence[Answer] | None], None]
+    ) -> bool:
+        try:
+            return self._start_now([item for item, _ in asked], partial(then, asked))
+        except Exception:  # noqa: BLE001 - `work` raises it again, for the callers
+            return False
+
+    def _began(self, asked: Asked[T, Answer], answers: Sequence[Answer] | None) -> None:
         if answers is not None:
             _deliver(asked, answers)
             return
@@ -278,22 +287,22 @@ class Rounds(Generic[T, Answer]):
 
     def _next(self) -> None:
         """Begin the next round, unless no request waits. Cancelled requests are skipped."""
-        asked: list[tuple[T, asyncio.Future[Answer]]] = []
+        asked: Asked[T, Answer] = []
         while self._waiting and not asked:
             waiting, self._waiting = self._waiting[: self._max_items], self._waiting[self._max_items :]
             asked = [each for each in waiting if not each[1].done()]
         self._running = bool(asked)
-        if asked and not self._start_now([item for item, _ in asked], partial(self._ended, asked)):
+        if asked and not self._started(asked, self._ended):
             self._task = asyncio.create_task(self._round(asked))
 
-    def _ended(self, asked: list[tuple[T, asyncio.Future[Answer]]], answers: Sequence[Answer] | None) -> None:
+    def _ended(self, asked: Asked[T, Answer], answers: Sequence[Answer] | None) -> None:
         if answers is None:
             self._task = asyncio.create_task(self._round(asked))
             return
         _deliver(asked, answers)
         self._next()
 
-    async def _round(self, asked: Sequence[tuple[T, asyncio.Future[Answer]]]) -> None:
+    async def _round(self, asked: Asked[T, Answer]) -> None:
         try:
             answers: Sequence[Answer | Exception] = await self._work([item for item, _ in asked])
         except Exception as error:  # noqa: BLE001 - passed on to the callers
@@ -301,12 +310,13 @@ class Rounds(Generic[T, Answer]):
         except asyncio.CancelledError:  # the process ends
             for _, future in (*asked, *self._waiting):
                 future.cancel()
+            self._running, self._waiting = False, []
             raise
         _deliver(asked, answers)
         self._next()
 
 
-def _deliver(asked: Sequence[tuple[T, asyncio.Future[Answer]]], answers: Sequence[Answer | Exception]) -> None:
+def _deliver(asked: Asked[T, Answer], answers: Sequence[Answer | Exception]) -> None:
     for (_, future), answer in zip(asked, answers, strict=True):
         if future.done():
             continue

@@ -1,10 +1,8 @@
 """Writer of one partition's log: sends each step's deltas and job ends to Redis, one write at a time and in order.
 
 Steps that arrive while a write is in flight are merged into the next one. Without errors a step is sent from where it
-was made and no task is woken for it. The server answers only one in a few small steps, and each that ends a job: the
-answer covers the steps before it, since an append is refused if the frame before it is missing. After any other answer,
-or none, they are repeated in order until they are written or the worker is fenced; the scripts recognise repetitions.
-Each partition has its own writer, so a partition that is down delays no other.
+was made and no task is woken for it. A write without a reply is repeated until it has one or the worker is fenced; the
+scripts recognise repetitions. Each partition has its own writer, so a partition that is down delays no other.
 """
 
 from __future__ import annotations
@@ -28,11 +26,6 @@ from workers.held_jobs import HeldJobs
 log = logging.getLogger(__name__)
 
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
-
-MAX_UNANSWERED = 7
-"""Steps in a row that the server need not answer. An answer costs a tenth of a step of one token."""
-MAX_UNANSWERED_ROWS = 32
-"""Of a step: larger ones wait for the answer, so that a slow store gets fewer and larger ones."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,10 +64,8 @@ class Writer:
         self._lease, self._partition, self._held, self._on_written = lease, partition, held, on_written
         self.step = StepWrite()
         """What the next `send` writes."""
-        self._sent: list[StepWrite] = []
-        """Sent in this order, and not known to be written."""
-        self._failed = asyncio.Queue[Exception | None]()
-        """Exceptions of callbacks, for `run` to raise; None: `run` is to write what was sent once more."""
+        self._failed = asyncio.Queue[StepWrite | Exception]()
+        """Writes to retry, and exceptions of callbacks: `run` handles both."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopped = False
@@ -114,11 +105,7 @@ class Writer:
 
     async def flushed(self) -> None:
         """Wait until everything sent so far is written, or the writer has stopped."""
-        while not self._stopped and (self._sent or not self._idle.is_set()):
-            if self._idle.is_set():
-                self._idle.clear()
-                self._send_answered(self._sent[-1].calls)  # once more: the script recognises it
-            await self._idle.wait()
+        await self._idle.wait()
 
     async def run(self) -> None:
         """Retry failed writes until cancelled; afterwards the writer writes nothing more. Raises Fenced."""
@@ -129,15 +116,15 @@ class Writer:
             self._stopped = True
             self._idle.set()
 
-    async def _retry(self, error: Exception | None) -> None:
-        if error is not None:
-            raise error
+    async def _retry(self, failed: StepWrite | Exception) -> None:
+        if isinstance(failed, Exception):
+            raise failed
         try:
-            await self._write([call for step in self._sent for call in step.calls])
-        except Rewound as rewound:
-            log.error("writing the log of all running jobs anew: %s", rewound)
-            await self._write([self._repair(), *[call for step in self._sent for call in self._calls(step)]])
-        self._complete()
+            await self._write(failed.calls)
+        except Rewound as error:
+            log.error("writing the log of all running jobs anew: %s", error)
+            await self._write([self._repair(), *self._calls(failed)])
+        self._complete(failed)
 
     def _send_now(self) -> None:
         if self._stopped:
@@ -149,37 +136,23 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - what was to be written would be lost in silence: `run` raises it
             self._failed.put_nowait(error)
             return
-        self._sent.append(step)
-        if self._may_go_unanswered(step) and self._lease.send_nowait(step.calls, None):
-            self._idle.set()
-        else:
-            self._send_answered(step.calls)
+        if not self._lease.send_nowait(step.calls, partial(self._on_reply, step)):
+            self._failed.put_nowait(step)
 
-    def _may_go_unanswered(self, step: StepWrite) -> bool:
-        if step.finishes or step.checkpoints or len(self._sent) > MAX_UNANSWERED:
-            return False
-        return sum(map(len, step.rows.values())) <= MAX_UNANSWERED_ROWS
-
-    def _send_answered(self, calls: Sequence[Call]) -> None:
-        if not self._lease.send_nowait(calls, self._on_reply):
-            self._failed.put_nowait(None)
-
-    def _on_reply(self, answers: Sequence[Any] | None) -> None:
+    def _on_reply(self, step: StepWrite, answers: Sequence[Any] | None) -> None:
         if answers is None:
-            self._failed.put_nowait(None)
+            self._failed.put_nowait(step)
             return
         try:
-            self._complete(refused_ends(self._sent[-1].finishes, answers))
+            self._complete(step, refused_ends(step.finishes, answers))
         except Exception as error:  # noqa: BLE001 - no caller awaits this callback: `run` raises it
             self._failed.put_nowait(error)
 
-    def _complete(self, refused: Sequence[Finish] = ()) -> None:
+    def _complete(self, step: StepWrite, refused: Sequence[Finish] = ()) -> None:
         """Report what was written, then send what arrived meanwhile. `refused`: ends of jobs that had ended before."""
-        sent, self._sent = self._sent, []
-        for step in sent:
-            for attempt, frame in step.checkpoints.items():
-                attempt.first_frame, attempt.checkpointing = frame, False
-            self._on_written(step, refused)
+        for attempt, frame in step.checkpoints.items():
+            attempt.first_frame, attempt.checkpointing = frame, False
+        self._on_written(step, refused)
         if self.step.rows or self.step.finishes or self.step.checkpoints:
             self._send_now()
         else:

@@ -275,13 +275,9 @@ class Lease:
         if behind := {partition for (name, partition, _), answer in answered if name == "append" and answer == -1}:
             raise Rewound(behind)
 
-    def send_nowait(self, calls: Sequence[Call], on_done: Callable[[Sequence[Any] | None], None] | None) -> bool:
+    def send_nowait(self, calls: Sequence[Call], on_done: Callable[[Sequence[Any] | None], None]) -> bool:
         """Send the calls before this returns; then `on_done` gets their answers, None if one of them was not written.
-        If so, or if this returns False, pass them to `calls`, which raises the reason.
-
-        `on_done` None: nothing answers; the append after them is not written if one of them was not."""
-        if on_done is None:
-            return self._client.send_nowait(calls, None)
+        If so, or if this returns False, pass them to `calls`, which raises the reason."""
 
         def answered(answers: list[Any] | None) -> None:
             on_done(answers if answers is not None and WRITTEN.issuperset(answers) else None)

@@ -24,7 +24,7 @@ from penstock.loops import ExpectedErrors, Rounds, Turns, coalesced, run_periodi
 from streaming.errors import Fenced, Loading, StreamingError, Unavailable
 from streaming.ids import partition_of
 from streaming.keys import channel, partition_key, prefix
-from streaming.redis.connection import Command, Subscription, Topology, open_topology
+from streaming.redis.connection import Command, Subscription, Topology, is_deposed, open_topology
 from streaming.redis.scripts import LIBRARIES, load_library
 from streaming.redis.settings import RedisSettings
 
@@ -219,29 +219,24 @@ class RedisClient:
                 answers = await self._run(calls)
         return [_translated(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
-    def send_nowait(self, calls: Sequence[Call], on_done: Then | None) -> bool:
+    def send_nowait(self, calls: Sequence[Call], on_done: Then) -> bool:
         """Send calls before this returns, and wake no task for their answers. Callers decide whether a call may be sent
         again; this method never repeats one.
 
         Args:
             on_done: called with the answers (the error for each call if the connection was lost), or with None if the
-                caller should send the calls once more with `outcomes`. None: the server is to answer nothing, so only a
-                later call shows what became of these.
+                caller should send the calls once more with `outcomes`.
 
-        Returns: False if nothing was sent, because no connection is open, or the calls need a replica's answer, or the
-            server has not allowed unanswered ones yet.
+        Returns: False if nothing was sent, because no connection is open or the calls need a replica's answer.
         """
         if self._is_promise(calls):
             return False
         groups = _grouped(calls)
-        commands = [self._command(each) for each in groups]
-        if on_done is None:
-            return self._topology.send_scripts(commands, None)
 
         def answered(answers: list[Any] | Exception) -> None:
             on_done(_begun(answers, groups))
 
-        return self._topology.send_scripts(commands, answered)
+        return self._topology.send_scripts([self._command(each) for each in groups], answered)
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
         """Run the calls on all their servers concurrently. Returns answers and error answers."""
@@ -448,12 +443,17 @@ def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
 
 
 def _begun(answers: list[Any] | Exception, groups: Sequence[Sequence[Call]]) -> list[Any] | None:
-    """The answer of each call; the connection's error if that was lost. None, because some call has an error: send them
-    all once more."""
+    """The answer or error of each call; the connection's error if that was lost. None: send the calls once more, for
+    the server lacks our functions, or is not the one to ask."""
     if isinstance(answers, Exception):
         return [_translated(answers)] * sum(map(len, groups))
     found = _by_call(groups, answers)
-    return None if any(isinstance(each, Exception) for each in found) else found
+    for number, answer in enumerate(found):
+        if isinstance(answer, ResponseError):
+            if isinstance(answer, MovedError) or _lacks_function(answer) or is_deposed(answer):
+                return None
+            found[number] = _translated(answer)
+    return found
 
 
 def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:

@@ -44,7 +44,7 @@ from streaming.redis.settings import Address, parse_address
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
 
-OnAnswered: TypeAlias = Callable[[list[Any] | Exception], object]
+OnAnswered: TypeAlias = Callable[[list[Any] | Exception], None]
 """Gets the answers and error answers of commands, or redis-py's ConnectionError or TimeoutError. It must not raise."""
 
 KINDS: dict[str, type[ResponseError]] = {
@@ -53,10 +53,6 @@ KINDS: dict[str, type[ResponseError]] = {
     "READONLY": ReadOnlyError,
 }
 """Error replies that callers catch by their class."""
-
-
-class SkipDenied(ResponseError):
-    """The answer to CLIENT REPLY of a user that may not send it."""
 
 
 class SharedConnection:
@@ -99,14 +95,11 @@ class SharedConnection:
         talk.send(commands, partial(_settle, answered))
         return await answered
 
-    def send(self, commands: Sequence[Command], on_answered: OnAnswered | None) -> bool:
-        """Send commands before this call returns. None: the server is to answer nothing. False, and nothing is sent, if
-        the connection is not open, or the server has not allowed this yet."""
+    def send(self, commands: Sequence[Command], on_answered: OnAnswered) -> bool:
+        """Send commands before this call returns; False, and nothing is sent, if the connection is not open."""
         talk = self._talk
         if talk is None or talk.over:
             return False
-        if on_answered is None:
-            return talk.send_unanswered(commands)
         talk.send(commands, on_answered)
         return True
 
@@ -207,8 +200,6 @@ class PipelinedProtocol(TakenOver):
         self._over = False
         self._timeout_s = timeout_s
         self._sent: deque[Sent] = deque()
-        self._skips: bool | None = None
-        """Whether this user may send commands that are not answered; None: not asked yet."""
 
     @property
     def over(self) -> bool:
@@ -217,37 +208,18 @@ class PipelinedProtocol(TakenOver):
 
     def send(self, commands: Sequence[Command], on_answered: OnAnswered) -> None:
         """Send commands; their answers come later, or an error after the timeout."""
-        data = [packed(command) for command in commands]  # first: if it raises, nothing waits for an answer
+        # First: if it raises, nothing waits for an answer. hiredis' stub says tuple[X] for tuple[X, ...].
+        data = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
         sent = Sent(len(commands), self._loop.time() + self._timeout_s, on_answered)
         self._sent.append(sent)
         if self._timer is None:
             self._timer = self._loop.call_at(sent.due, self._look)
-        self._write(data)
-
-    def send_unanswered(self, commands: Sequence[Command]) -> bool:
-        """Send commands that the server does not answer, whatever becomes of them: an answer wakes both sides. False,
-        and nothing is sent, if the server does not allow it; the first call on a connection asks."""
-        if self._skips:
-            self._write([part for command in commands for part in (SKIP, packed(command))])
-            return True
-        if self._skips is None:
-            self._skips = False
-            self.send([("CLIENT", "REPLY", "ON")], self._allow)
-        return False
-
-    def _allow(self, answers: list[Any] | Exception) -> None:
-        self._skips = answers == [b"OK"]
-
-    def _write(self, data: Sequence[bytes]) -> None:
         try:
             self._transport.writelines(data)
         except RuntimeError as error:  # raised by uvloop for a closed transport that does not yet report it
             self.end(RedisConnectionError(f"the connection is closed: {error}"))
 
     def _take(self, said: Any) -> None:
-        if self._skips and isinstance(said, SkipDenied):
-            self.end(RedisConnectionError("the user lost the right to CLIENT REPLY: answers do not match any more"))
-            return
         sent = self._sent[0]
         sent.answers.append(said)
         if len(sent.answers) == sent.count:
@@ -269,21 +241,9 @@ class PipelinedProtocol(TakenOver):
             self._sent.popleft().on_answered(error)
 
 
-def packed(command: Command) -> bytes:
-    """A command as the server reads it."""
-    data: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub says tuple[X] for tuple[X, ...]
-    return data
-
-
-SKIP = packed(("CLIENT", "REPLY", "SKIP"))
-"""Sent before a command that the server is not to answer."""
-
-
 def refusal(text: str) -> ResponseError:
     """Make redis-py's exception for the text of an error reply."""
     code, _, words = text.partition(" ")
-    if code == "NOPERM" and "client|reply" in words:
-        return SkipDenied(text)
     kind = KINDS.get(code)
     return ResponseError(text) if kind is None else kind(words, status_code=code)
 
@@ -342,7 +302,7 @@ class Subscription(TakenOver):
             raise self._fault
 
     def _send(self, *words: str) -> None:
-        self._transport.write(packed(words))
+        self._transport.write(hiredis.pack_command(words))  # type: ignore[arg-type]  # its stub has tuples of one
 
     def data_received(self, data: bytes) -> None:
         """Parse messages, and pass those of this read on together."""
@@ -493,12 +453,12 @@ class OneServer:
         """The same over the shared connection, where a call costs least. For commands that do not block."""
         return await self._checked(await self._shared.run(commands))
 
-    def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered | None) -> bool:
-        """Like SharedConnection.send, over the shared connection."""
+    def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered) -> bool:
+        """Send before returning, over the shared connection; False, and nothing is sent, if it is not open."""
         return self._shared.send(commands, on_answered)
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
-        if any(_is_deposed(error) for error in _errors(answers)):
+        if any(is_deposed(error) for error in _errors(answers)):
             # A new connection may lead to a primary that the Sentinels have named meanwhile.
             await self._shared.close()
             await self.client.connection_pool.disconnect(inuse_connections=False)
@@ -532,7 +492,7 @@ def _errors(answers: Sequence[Any]) -> list[ResponseError]:
     return [answer for answer in each if isinstance(answer, ResponseError)]
 
 
-def _is_deposed(error: ResponseError) -> bool:
+def is_deposed(error: ResponseError) -> bool:
     """Whether a server is no longer the primary: it answers READONLY once it is a replica, and NOREPLICAS for up to ten
     seconds before, while it does not know yet that it was replaced."""
     return isinstance(error, ReadOnlyError) or "NOREPLICAS" in (error.status_code, str(error).partition(" ")[0])
@@ -594,7 +554,7 @@ class Cluster:
             self._cluster._initialize = True
         return answers
 
-    def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered | None) -> bool:
+    def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered) -> bool:
         return False  # finding the node may need a round trip
 
     def _connection_to(self, server: str) -> SharedConnection:

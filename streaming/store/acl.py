@@ -141,9 +141,9 @@ def _words(sign: str, names: Iterable[str]) -> str:
 
 def _commands(role: str) -> frozenset[str]:
     """Every command that the role's processes send, or that their scripts run."""
-    own = LOADING if role != "worker" else {"client|reply"}  # workers send steps that need no answer
+    loading = LOADING if role != "worker" else ()
     at_d3 = {"wait"} if SCRIPTS[role] & load_library().promises else ()
-    return CONNECTION.union(COMMON_COMMANDS, COMMANDS[role], own, at_d3, *map(script_commands, SCRIPTS[role]))
+    return CONNECTION.union(COMMON_COMMANDS, COMMANDS[role], loading, at_d3, *map(script_commands, SCRIPTS[role]))
 
 
 @cache

@@ -14,14 +14,14 @@ from flow import delta
 from sim_worker import a_claim, a_job
 
 from streaming.errors import Fenced
-from streaming.jobs.codec import Opening, Run, Section, encode_delta, unpacked
+from streaming.jobs.codec import Opening, Run, Section, encode_delta
 from streaming.jobs.history import History, LogName, read_log
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
 from workers.held_jobs import HeldJobs
-from workers.writer import MAX_UNANSWERED, MAX_UNANSWERED_ROWS, StepWrite, Writer
+from workers.writer import StepWrite, Writer
 
 
 class AnAttempt(SimpleNamespace):
@@ -43,23 +43,16 @@ class Writing:
 
     def __init__(self, wire: RedisClient) -> None:
         self.wire, self.lease, self.seq = wire, Lease(wire, "m"), 0
-        self.counted: list[int] = []
-        """Numbers of the deltas that were reported as written."""
         self.held = HeldJobs(self.lease)
         self.writer = Writer(self.lease, 0, self.held, self.on_written)
 
     def on_written(self, step: StepWrite, refused: Sequence[Finish]) -> None:
-        rows = step.rows[SILENT]
-        self.counted += [row.seq for row in unpacked(len(rows), b"".join(rows))]
-
-    def add(self) -> None:
-        """One more delta."""
-        self.seq += 1
-        self.writer.step.rows[SILENT].append(encode_delta(delta(1, self.seq)))
+        """Nothing is finished here."""
 
     def step(self) -> None:
         """One more delta, sent."""
-        self.add()
+        self.seq += 1
+        self.writer.step.rows[SILENT].append(encode_delta(delta(1, self.seq)))
         self.writer.send()
 
     async def written(self) -> None:
@@ -77,69 +70,6 @@ async def writing(wire: RedisClient) -> AsyncIterator[Writing]:
     writing = Writing(wire)
     await writing.lease.register()
     yield writing
-
-
-@pytest.fixture
-async def unanswered(writing: Writing) -> Writing:
-    """Its connection has asked whether steps may go without an answer, and its first step is written."""
-    writing.step()
-    await writing.written()
-    await writing.lease.beat(0)
-    return writing
-
-
-async def test_small_steps_wait_for_an_answer_only_now_and_then(unanswered: Writing) -> None:
-    for _ in range(2 * MAX_UNANSWERED):
-        unanswered.step()
-    await unanswered.written()
-    own = [[seq] for seq in range(1, MAX_UNANSWERED + 3)]
-    assert await unanswered.logged() == [*own, list(range(MAX_UNANSWERED + 3, 2 * MAX_UNANSWERED + 2))]
-
-
-async def test_a_large_step_and_one_that_ends_a_job_are_answered(unanswered: Writing) -> None:
-    for _ in range(MAX_UNANSWERED_ROWS):
-        unanswered.add()
-    unanswered.step()
-    for _ in range(2):
-        unanswered.step()
-    await unanswered.written()
-    assert [len(frame) for frame in await unanswered.logged()] == [1, MAX_UNANSWERED_ROWS + 1, 2]
-
-
-async def test_steps_without_an_answer_are_counted_once_the_store_has_them(unanswered: Writing) -> None:
-    for _ in range(3):
-        unanswered.step()
-    assert unanswered.counted == [1]
-    await unanswered.written()
-    assert unanswered.counted == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("fault", ["lost connection", "lost functions", "lost right"])
-async def test_steps_without_an_answer_that_were_not_written_are_written_in_order(
-    unanswered: Writing, fault: str
-) -> None:
-    running = asyncio.create_task(unanswered.writer.run())
-    redis = unanswered.wire.redis
-    for _ in range(2):
-        unanswered.step()
-    match fault:
-        case "lost connection":
-            await redis.client_kill_filter(_type="normal")
-        case "lost functions":
-            await redis.function_flush()
-        case "lost right":
-            await redis.execute_command("ACL", "SETUSER", "default", "-client|reply")
-    try:
-        for _ in range(3 * MAX_UNANSWERED):
-            unanswered.step()
-            await asyncio.sleep(0)
-        await unanswered.written()
-    finally:
-        await redis.execute_command("ACL", "SETUSER", "default", "+client|reply")
-    frames = await unanswered.logged()
-    assert [seq for frame in frames for seq in frame] == list(range(1, 3 * MAX_UNANSWERED + 4))
-    assert unanswered.counted == list(range(1, 3 * MAX_UNANSWERED + 4))
-    running.cancel()
 
 
 async def test_a_step_is_written_without_a_task(writing: Writing) -> None:
@@ -227,9 +157,8 @@ async def test_each_step_is_counted_once_it_is_written(writing: Writing) -> None
     await writing.written()
     assert sum(counted) == 6
     await writing.wire.call("reap", 0, 10, 10, 3, 60, 5_000, writing.lease.id, 0, 0)
-    for _ in range(MAX_UNANSWERED + 1):
-        writing.writer.step.tokens[""] += 2
-        writing.step()
+    writing.writer.step.tokens[""] += 2
+    writing.step()
     with pytest.raises(Fenced):
         async with asyncio.timeout(20):
             await running

@@ -350,24 +350,3 @@ async def test_a_refused_subscription_says_why(opened: Callable[..., RedisClient
             async with opened(redis_url.replace("redis://", "redis://deaf:x@")).subscribe("here"):
                 pass
         client.acl_deluser("deaf")
-
-
-async def test_no_command_gets_the_answer_of_one_that_asked_for_none(wire: RedisClient) -> None:
-    """Also not if the user loses the right to ask for none: then nobody knows whose answers come."""
-    echo = [("ECHO", 0, ("unanswered",))]
-    await wire.ping()
-    assert not wire.send_nowait(echo, None), "the server is asked first"
-    await wire.ping()
-    assert wire.send_nowait(echo, None)
-    assert await wire.call("ECHO", 0, "own") == b"own"
-    await wire.redis.execute_command("ACL", "SETUSER", "default", "-client|reply")
-    try:
-        assert wire.send_nowait(echo, None)
-        with pytest.raises(Unavailable, match="CLIENT REPLY"):
-            await wire.call("ECHO", 0, "own")
-        assert await wire.call("ECHO", 0, "again") == b"again"
-        assert not wire.send_nowait(echo, None)
-        await wire.ping()
-        assert not wire.send_nowait(echo, None)
-    finally:
-        await wire.redis.execute_command("ACL", "SETUSER", "default", "+client|reply")
