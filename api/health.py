@@ -51,6 +51,8 @@ async def _ready(services: Services) -> tuple[bool, str]:
         return True, ""
     if workers:
         return False, "a worker is starting"
+    if scalable:
+        return False, "no scheduler leads; look at penstock ps"
     return False, "no worker is running; look at penstock ps, or start one: penstock up --workers 1"
 
 

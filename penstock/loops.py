@@ -259,10 +259,12 @@ class Rounds(Generic[T, Answer]):
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         asked = self._waiting
         asked.append((item, future))
-        if len(asked) == self._eager_items and self._started(asked, self._began):
-            self._waiting = []
-        else:
-            self._keep_running()
+        if len(asked) == self._eager_items:
+            self._waiting = []  # first: an earlier round may end while this one is sent
+            if self._started(asked, self._began):
+                return future
+            self._waiting = [*asked, *self._waiting]
+        self._keep_running()
         return future
 
     def _started(
@@ -295,12 +297,14 @@ class Rounds(Generic[T, Answer]):
         if asked and not self._started(asked, self._ended):
             self._task = asyncio.create_task(self._round(asked))
 
-    def _ended(self, asked: Asked[T, Answer], answers: Sequence[Answer] | None) -> None:
+    def _ended(self, asked: Asked[T, Answer], answers: Sequence[Answer | Exception] | None) -> None:
         if answers is None:
             self._task = asyncio.create_task(self._round(asked))
             return
-        _deliver(asked, answers)
-        self._next()
+        try:
+            _deliver(asked, answers)
+        finally:
+            self._next()
 
     async def _round(self, asked: Asked[T, Answer]) -> None:
         try:
@@ -312,8 +316,7 @@ class Rounds(Generic[T, Answer]):
                 future.cancel()
             self._running, self._waiting = False, []
             raise
-        _deliver(asked, answers)
-        self._next()
+        self._ended(asked, answers)
 
 
 def _deliver(asked: Asked[T, Answer], answers: Sequence[Answer | Exception]) -> None:

@@ -32,7 +32,7 @@ for i, description in ipairs(keys[1] and redis.call('MGET', unpack(keys)) or {})
 end
 return found
 
-#!lua name=lead flags=allow-oom roles=api,scheduler
+#!lua name=lead flags=allow-oom roles=scheduler
 -- Leader election: acquires or renews the lead for one holder at a time; each new leader gets a greater epoch.
 -- ARGV: holder, ms the lead is kept from now on (0: give it up)
 -- Returns: {epoch, holder} of the current leader, '' for none

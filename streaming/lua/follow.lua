@@ -12,7 +12,8 @@ if s[4] and ARGV[3] == '1' then return 'abandoned' end
 local times = ARGV[4] == '1' and 2 or 1
 for each in string.gmatch(s[3] or '', '[^,]+') do times = times - (each == address and 1 or 0) end
 if (s[1] == 'queued' or s[1] == 'in_progress') and times > 0 then
-  redis.call('HSET', job_key(id), 'reply', (s[3] or '') == '' and address or (s[3] .. ',' .. address))
+  local more = string.rep(',' .. address, times)
+  redis.call('HSET', job_key(id), 'reply', (s[3] or '') == '' and string.sub(more, 2) or (s[3] .. more))
   if s[1] == 'in_progress' then notify_worker(s[2], {'a', id, address}) end
 end
 return s[1]

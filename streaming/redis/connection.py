@@ -220,6 +220,8 @@ class PipelinedProtocol(TakenOver):
             self.end(RedisConnectionError(f"the connection is closed: {error}"))
 
     def _take(self, said: Any) -> None:
+        if self._over:  # ended by the callback of an answer before it
+            return
         sent = self._sent[0]
         sent.answers.append(said)
         if len(sent.answers) == sent.count:

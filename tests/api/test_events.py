@@ -187,7 +187,8 @@ async def test_a_reader_beside_the_client_of_an_answer_in_one_piece(door: House,
     await live.until("delta", 2)
     await worker.finish()
     assert [event.name for event in await live.ended()][2:] == ["delta", "delta", "completed"]
-    assert (await client)[0] == 200
+    status, _, answer = await client
+    assert status == 200 and json.loads(answer)["choices"][0]["message"]["content"] == "ab"
 
 
 async def test_a_text_that_begins_again_names_the_attempt_before(door: House, door_wire: RedisClient) -> None:

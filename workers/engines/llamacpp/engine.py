@@ -423,7 +423,7 @@ class LlamacppEngine:
         self._push(Piece(request_id, finish="cancelled") if task.cancelled() else task.result())
 
     async def _answer(self, request: Request, task: Task) -> Piece:
-        """Raises Refused, TokenizerFailed, EngineDead."""
+        """Raises Refused, TokenizerFailed, EngineDead, by which this task fails, too."""
         prompts, tokenizer = self._running()
         match task.kind:
             case "tokenize":
