@@ -220,9 +220,6 @@ StartNow: TypeAlias = Callable[[Sequence[T], Callable[[Sequence[Any] | None], No
 the items must go with the next round."""
 
 
-Asked: TypeAlias = list[tuple[T, asyncio.Future[Answer]]]
-
-
 class Rounds(Generic[T, Answer]):
     """Calls `work` with the items of one round. Work returns an answer for each item, or an exception for its caller
     alone; an exception that it raises goes to the callers of all items.
@@ -232,9 +229,7 @@ class Rounds(Generic[T, Answer]):
 
     Args:
         max_items: in one round.
-        start_now: begins a round without a task, and passes its answers on, or None if `work` must do it after all;
-            False: it cannot.
-        eager_items: if so many items wait, they are given to `start_now` in the middle of a loop iteration: of a burst
+        eager_items: if so many items wait, they are given to `start_now`, in the middle of a loop iteration: of a burst
             the first need not wait until the last has been handled.
     """
 
@@ -247,11 +242,8 @@ class Rounds(Generic[T, Answer]):
         start_now: StartNow[T] = lambda _items, _then: False,
     ) -> None:
         self._work, self._max_items, self._eager_items, self._start_now = work, max_items, eager_items, start_now
-        self._waiting: Asked[T, Answer] = []
-        self._running = False
-        """A round is under way, or is about to begin."""
-        self._task: asyncio.Task[None] | None = None
-        """The round that `work` does."""
+        self._waiting: list[tuple[T, asyncio.Future[Answer]]] = []
+        self._running: asyncio.Task[None] | None = None
 
     def ask(self, item: T) -> asyncio.Future[Answer]:
         """Queue this item for the next round. The future gets its answer; it raises what `work` raises, or the
@@ -259,23 +251,15 @@ class Rounds(Generic[T, Answer]):
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         asked = self._waiting
         asked.append((item, future))
-        if len(asked) == self._eager_items:
-            self._waiting = []  # first: an earlier round may end while this one is sent
-            if self._started(asked, self._began):
-                return future
-            self._waiting = [*asked, *self._waiting]
-        self._keep_running()
+        if len(asked) == self._eager_items and self._start_now(
+            [each for each, _ in asked], partial(self._began, asked)
+        ):
+            self._waiting = []
+        else:
+            self._keep_running()
         return future
 
-    def _started(
-        self, asked: Asked[T, Answer], then: Callable[[Asked[T, Answer], Sequence[Answer] | None], None]
-    ) -> bool:
-        try:
-            return self._start_now([item for item, _ in asked], partial(then, asked))
-        except Exception:  # noqa: BLE001 - `work` raises it again, for the callers
-            return False
-
-    def _began(self, asked: Asked[T, Answer], answers: Sequence[Answer] | None) -> None:
+    def _began(self, asked: list[tuple[T, asyncio.Future[Answer]]], answers: Sequence[Answer] | None) -> None:
         if answers is not None:
             _deliver(asked, answers)
             return
@@ -283,30 +267,20 @@ class Rounds(Generic[T, Answer]):
         self._keep_running()
 
     def _keep_running(self) -> None:
-        if not self._running:
-            self._running = True
-            asyncio.get_running_loop().call_soon(self._next)  # with all that this loop iteration asks
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
 
-    def _next(self) -> None:
-        """Begin the next round, unless no request waits. Cancelled requests are skipped."""
-        asked: Asked[T, Answer] = []
-        while self._waiting and not asked:
-            waiting, self._waiting = self._waiting[: self._max_items], self._waiting[self._max_items :]
-            asked = [each for each in waiting if not each[1].done()]
-        self._running = bool(asked)
-        if asked and not self._started(asked, self._ended):
-            self._task = asyncio.create_task(self._round(asked))
-
-    def _ended(self, asked: Asked[T, Answer], answers: Sequence[Answer | Exception] | None) -> None:
-        if answers is None:
-            self._task = asyncio.create_task(self._round(asked))
-            return
+    async def _run(self) -> None:
+        """Run rounds until no request waits. Cancelled requests are skipped."""
         try:
-            _deliver(asked, answers)
+            while self._waiting:
+                waiting, self._waiting = self._waiting[: self._max_items], self._waiting[self._max_items :]
+                if asked := [each for each in waiting if not each[1].done()]:
+                    await self._round(asked)
         finally:
-            self._next()
+            self._running = None
 
-    async def _round(self, asked: Asked[T, Answer]) -> None:
+    async def _round(self, asked: Sequence[tuple[T, asyncio.Future[Answer]]]) -> None:
         try:
             answers: Sequence[Answer | Exception] = await self._work([item for item, _ in asked])
         except Exception as error:  # noqa: BLE001 - passed on to the callers
@@ -314,12 +288,11 @@ class Rounds(Generic[T, Answer]):
         except asyncio.CancelledError:  # the process ends
             for _, future in (*asked, *self._waiting):
                 future.cancel()
-            self._running, self._waiting = False, []
             raise
-        self._ended(asked, answers)
+        _deliver(asked, answers)
 
 
-def _deliver(asked: Asked[T, Answer], answers: Sequence[Answer | Exception]) -> None:
+def _deliver(asked: Sequence[tuple[T, asyncio.Future[Answer]]], answers: Sequence[Answer | Exception]) -> None:
     for (_, future), answer in zip(asked, answers, strict=True):
         if future.done():
             continue

@@ -24,7 +24,7 @@ from penstock.loops import ExpectedErrors, Rounds, Turns, coalesced, run_periodi
 from streaming.errors import Fenced, Loading, StreamingError, Unavailable
 from streaming.ids import partition_of
 from streaming.keys import channel, partition_key, prefix
-from streaming.redis.connection import Command, Subscription, Topology, is_deposed, open_topology
+from streaming.redis.connection import Command, Subscription, Topology, open_topology
 from streaming.redis.scripts import LIBRARIES, load_library
 from streaming.redis.settings import RedisSettings
 
@@ -232,11 +232,10 @@ class RedisClient:
         if self._is_promise(calls):
             return False
         groups = _grouped(calls)
-
-        def answered(answers: list[Any] | Exception) -> None:
-            on_done(_begun(answers, groups))
-
-        return self._topology.send_scripts([self._command(each) for each in groups], answered)
+        if (sent := self._topology.send_scripts([self._command(each) for each in groups])) is None:
+            return False
+        sent.add_done_callback(lambda sent: on_done(_begun(sent, groups)))
+        return True
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
         """Run the calls on all their servers concurrently. Returns answers and error answers."""
@@ -442,18 +441,13 @@ def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
     return groups
 
 
-def _begun(answers: list[Any] | Exception, groups: Sequence[Sequence[Call]]) -> list[Any] | None:
-    """The answer or error of each call; the connection's error if that was lost. None: send the calls once more, for
-    the server lacks our functions, or is not the one to ask."""
-    if isinstance(answers, Exception):
-        return [_translated(answers)] * sum(map(len, groups))
-    found = _by_call(groups, answers)
-    for number, answer in enumerate(found):
-        if isinstance(answer, ResponseError):
-            if isinstance(answer, MovedError) or _lacks_function(answer) or is_deposed(answer):
-                return None
-            found[number] = _translated(answer)
-    return found
+def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) -> list[Any] | None:
+    """The answer or error of each call; the connection's error if that was lost. None: send the calls once more."""
+    if error := sent.exception():
+        return [_translated(error)] * sum(map(len, groups))
+    if any(isinstance(answer, Exception) for answer in sent.result()):
+        return None
+    return [_translated(each) if isinstance(each, Exception) else each for each in _by_call(groups, sent.result())]
 
 
 def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -43,9 +42,6 @@ from streaming.errors import Unavailable
 from streaming.redis.settings import Address, parse_address
 
 Command: TypeAlias = tuple[str | bytes | int, ...]
-
-OnAnswered: TypeAlias = Callable[[list[Any] | Exception], None]
-"""Gets the answers and error answers of commands, or redis-py's ConnectionError or TimeoutError. It must not raise."""
 
 KINDS: dict[str, type[ResponseError]] = {
     "CLUSTERDOWN": ClusterDownError,
@@ -91,17 +87,12 @@ class SharedConnection:
             talk = opening.result()
             if talk.over:  # lost again before this task was resumed
                 raise RedisConnectionError("the connection was lost as soon as it was open")
-        answered: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        talk.send(commands, partial(_settle, answered))
-        return await answered
+        return await talk.send(commands)
 
-    def send(self, commands: Sequence[Command], on_answered: OnAnswered) -> bool:
-        """Send commands before this call returns; False, and nothing is sent, if the connection is not open."""
+    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+        """Send commands before this call returns; None, and nothing is sent, if the connection is not open."""
         talk = self._talk
-        if talk is None or talk.over:
-            return False
-        talk.send(commands, on_answered)
-        return True
+        return None if talk is None or talk.over else talk.send(commands)
 
     async def _open(self) -> PipelinedProtocol:
         await self._give_back()
@@ -130,15 +121,6 @@ class SharedConnection:
             await self._release(connection)
 
 
-def _settle(answered: asyncio.Future[list[Any]], answers: list[Any] | Exception) -> None:
-    if answered.done():  # its caller was cancelled
-        return
-    if isinstance(answers, Exception):
-        answered.set_exception(answers)
-    else:
-        answered.set_result(answers)
-
-
 @dataclass(slots=True, eq=False)
 class Sent:
     """Commands that were sent and are not fully answered."""
@@ -146,7 +128,7 @@ class Sent:
     count: int
     due: float
     """Loop time by which they must be answered."""
-    on_answered: OnAnswered
+    done: asyncio.Future[list[Any]]
     answers: list[Any] = field(default_factory=list)
 
 
@@ -206,11 +188,11 @@ class PipelinedProtocol(TakenOver):
         """Whether the connection is closed. The transport knows it one loop iteration before `connection_lost`."""
         return self._over or self._transport.is_closing()
 
-    def send(self, commands: Sequence[Command], on_answered: OnAnswered) -> None:
-        """Send commands; their answers come later, or an error after the timeout."""
+    def send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
+        """Send commands; the future gets their answers, or an error after the timeout. It may be cancelled."""
         # First: if it raises, nothing waits for an answer. hiredis' stub says tuple[X] for tuple[X, ...].
         data = [hiredis.pack_command(command) for command in commands]  # type: ignore[arg-type]
-        sent = Sent(len(commands), self._loop.time() + self._timeout_s, on_answered)
+        sent = Sent(len(commands), self._loop.time() + self._timeout_s, self._loop.create_future())
         self._sent.append(sent)
         if self._timer is None:
             self._timer = self._loop.call_at(sent.due, self._look)
@@ -218,15 +200,15 @@ class PipelinedProtocol(TakenOver):
             self._transport.writelines(data)
         except RuntimeError as error:  # raised by uvloop for a closed transport that does not yet report it
             self.end(RedisConnectionError(f"the connection is closed: {error}"))
+        return sent.done
 
     def _take(self, said: Any) -> None:
-        if self._over:  # ended by the callback of an answer before it
-            return
         sent = self._sent[0]
         sent.answers.append(said)
         if len(sent.answers) == sent.count:
             self._sent.popleft()
-            sent.on_answered(sent.answers)
+            if not sent.done.done():
+                sent.done.set_result(sent.answers)
 
     def _look(self) -> None:
         """Check the timeout of the oldest commands; one timer serves all, since the oldest are due first."""
@@ -240,7 +222,9 @@ class PipelinedProtocol(TakenOver):
         self._over = True
         super().end(error)
         while self._sent:
-            self._sent.popleft().on_answered(error)
+            sent = self._sent.popleft()
+            if not sent.done.done():
+                sent.done.set_exception(error)
 
 
 def refusal(text: str) -> ResponseError:
@@ -455,12 +439,12 @@ class OneServer:
         """The same over the shared connection, where a call costs least. For commands that do not block."""
         return await self._checked(await self._shared.run(commands))
 
-    def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered) -> bool:
-        """Send before returning, over the shared connection; False, and nothing is sent, if it is not open."""
-        return self._shared.send(commands, on_answered)
+    def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+        """Send before returning, over the shared connection; None, and nothing is sent, if it is not open."""
+        return self._shared.send(commands)
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
-        if any(is_deposed(error) for error in _errors(answers)):
+        if any(_is_deposed(error) for error in _errors(answers)):
             # A new connection may lead to a primary that the Sentinels have named meanwhile.
             await self._shared.close()
             await self.client.connection_pool.disconnect(inuse_connections=False)
@@ -494,7 +478,7 @@ def _errors(answers: Sequence[Any]) -> list[ResponseError]:
     return [answer for answer in each if isinstance(answer, ResponseError)]
 
 
-def is_deposed(error: ResponseError) -> bool:
+def _is_deposed(error: ResponseError) -> bool:
     """Whether a server is no longer the primary: it answers READONLY once it is a replica, and NOREPLICAS for up to ten
     seconds before, while it does not know yet that it was replaced."""
     return isinstance(error, ReadOnlyError) or "NOREPLICAS" in (error.status_code, str(error).partition(" ")[0])
@@ -556,8 +540,8 @@ class Cluster:
             self._cluster._initialize = True
         return answers
 
-    def send_scripts(self, commands: Sequence[Command], on_answered: OnAnswered) -> bool:
-        return False  # finding the node may need a round trip
+    def send_scripts(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]] | None:
+        return None  # finding the node may need a round trip
 
     def _connection_to(self, server: str) -> SharedConnection:
         node = self._node(server)
