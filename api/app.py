@@ -374,8 +374,8 @@ class Endpoints:
     async def _answered(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer an error; False if the server must close the connection.
 
-        An error's traceback refers to the frames that it came through: if a variable there refers to the error, the whole
-        request waits for the garbage collector, which then stands still for 60 ms every few hundred refusals.
+        An error's traceback refers to the frames that it came through: if a variable there refers to the error, the
+        whole request waits for the garbage collector, which then takes 60 ms every few hundred refusals.
         """
         state = scope["state"]
         begun = "status" in state
