@@ -282,14 +282,15 @@ class Rounds(Generic[T, Answer]):
 
     async def _round(self, asked: Sequence[tuple[T, asyncio.Future[Answer]]]) -> None:
         try:
-            answers: Sequence[Answer | Exception] = await self._work([item for item, _ in asked])
+            answers = await self._work([item for item, _ in asked])
         except Exception as error:  # noqa: BLE001 - passed on to the callers
-            answers = [error] * len(asked)
+            _deliver(asked, [error] * len(asked))
         except asyncio.CancelledError:  # the process ends
             for _, future in (*asked, *self._waiting):
                 future.cancel()
             raise
-        _deliver(asked, answers)
+        else:
+            _deliver(asked, answers)
 
 
 def _deliver(asked: Sequence[tuple[T, asyncio.Future[Answer]]], answers: Sequence[Answer | Exception]) -> None:

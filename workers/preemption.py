@@ -1,8 +1,8 @@
 """Preemption: takes running batch jobs out of the engine for jobs of the interactive lane, and puts them back.
 
 It also puts back the jobs that an engine gives back because what computes them is away, and those of a worker that
-drains. Such a job waits in its lane
-with all that it has generated, and any worker continues it: its reader sees a pause.
+drains. Such a job waits in its lane with all that it has generated, and any worker continues it: its reader sees a
+pause.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class MutantTrial:
     noticed: str
     """By which test; "" if all pass."""
     reached: bool
-    """Whether a test of this process runs the line; those that start processes are not among the tests."""
+    """Whether a test runs the changed line in its own process; of a Lua script it is not measured."""
 
 
 def try_mutant(copies: TreeCopies, reach: Reach, mutant: Mutant) -> MutantTrial:
@@ -173,11 +173,10 @@ def try_mutant(copies: TreeCopies, reach: Reach, mutant: Mutant) -> MutantTrial:
     with copies.changed({mutant.file: mutant.text}) as changed:
         if mutant.file.endswith(".lua"):
             found = (_noticed(copies, changed, folders, LUA_TIMEOUT_S) for folders in LUA_TESTS)
-            tests, noticed = [""], next(filter(None, found), "")
-        else:
-            tests = reach.tests(mutant.file, mutant.line(before))
-            noticed = _noticed_by_any(copies, changed, tests) if tests else ""
-        return MutantTrial(mutant, mutant.name(before), noticed, bool(tests))
+            return MutantTrial(mutant, mutant.name(before), next(filter(None, found), ""), reached=True)
+        tests = reach.tests(mutant.file, mutant.line(before))
+        noticed = _noticed_by_any(copies, changed, tests) if tests else ""
+        return MutantTrial(mutant, mutant.name(before), noticed, reached=bool(tests))
 
 
 def _noticed_by_any(copies: TreeCopies, changed: Path, tests: Sequence[str]) -> str:
