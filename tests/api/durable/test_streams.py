@@ -167,6 +167,7 @@ async def test_every_offset_of_a_live_stream_resumes_at_another_process(door: Do
     """Each control event's offset, live and afterwards, by every kind of read: the later messages and no other."""
     job_id = await door.put()
     reader = SseReader(door, job_id, "-1")
+    await reader.until(0)
     hand = await Hand.claiming(wire)
     for count, letter in enumerate("abcd", 1):
         await hand.write(letter)
