@@ -72,7 +72,7 @@ check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 
 lock: $(VENV)/.dev ## resolve all dependencies anew into the three lock files
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet uv
-	@printf 'hatchling\neditables\n' | $(COMPILE) --extra llamacpp --extra embedded --extra otlp --extra kubernetes \
+	@printf 'hatchling\neditables\n' | $(COMPILE) --extra llamacpp --extra embedded --extra kubernetes \
 		pyproject.toml - --output-file requirements.lock
 	@$(COMPILE) --group dev --constraint requirements.lock --output-file requirements-dev.lock
 	@$(COMPILE) --group audit --output-file requirements-audit.lock

@@ -43,7 +43,8 @@ from streaming.jobs.relay import ReorderBuffer
 from streaming.jobs.waiting import Cost, cost_of, prompt_tokens
 from streaming.order import Priority
 from telemetry import tracing as names
-from telemetry.tracing import Attributes, is_sampled
+from telemetry.otlp import Attributes
+from telemetry.tracing import is_sampled
 
 if TYPE_CHECKING:
     from api.services import Services

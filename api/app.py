@@ -36,9 +36,10 @@ from api.services import Services
 from streaming import errors as store
 from telemetry import tracing as names
 from telemetry.logs import EventLog
+from telemetry.otlp import Attributes
 from telemetry.records.schema import REFUSED, RequestRecord
 from telemetry.redaction import redact
-from telemetry.tracing import NO_TRACING, TRACEPARENT, TRACESTATE, Attributes, extract
+from telemetry.tracing import NO_TRACING, TRACEPARENT, TRACESTATE, extract
 
 if sys.version_info >= (3, 14):
     from compression import zstd

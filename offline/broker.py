@@ -45,7 +45,8 @@ from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.jobs.waiting import cost_of
 from telemetry import tracing as names
 from telemetry.metrics import Metrics
-from telemetry.tracing import Attributes, extract
+from telemetry.otlp import Attributes
+from telemetry.tracing import extract
 
 CONTENT_TYPE = "application/cloudevents+json"
 SHOWN = ("model", "priority", "metadata")

@@ -53,7 +53,8 @@ from streaming.events import (
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from telemetry import tracing as names
-from telemetry.tracing import TRACEPARENT, Attributes, Span
+from telemetry.otlp import Attributes
+from telemetry.tracing import TRACEPARENT, Span
 
 FIRST_S, FACTOR, MAX_WAIT_S = 5.0, 6.0, 6 * 3600.0
 JITTER = 0.2

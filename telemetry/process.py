@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from penstock.process import Launch, needed_to_start
 from telemetry import logs
 from telemetry.metrics import GaugeSample, Metrics
+from telemetry.otlp import SpanSender
 from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink, RecordWriter
 from telemetry.settings import TelemetrySettings
-from telemetry.tracing import MissingExporterError, SpanSender, Tracing
+from telemetry.tracing import Tracing
 
 
 class Telemetry:
@@ -48,7 +49,7 @@ class Telemetry:
 
     def trace(self) -> Tracing:
         """Start recording spans, if a collector is set."""
-        with needed_to_start(MissingExporterError):
+        with needed_to_start(ValueError):
             tracing = start_tracing(f"penstock-{self._role}", self._settings.otlp_endpoint, self._settings.trace_ratio)
         self._launch.on_exit.callback(tracing.close)
         return tracing
@@ -58,10 +59,9 @@ def start_tracing(service: str, endpoint: str, ratio: float = 1.0) -> Tracing:
     """Make the tracing of one process.
 
     Args:
-        endpoint: base URL of an OTLP/HTTP collector, or "" to record and send nothing. The standard
-            OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_* and OTEL_RESOURCE_ATTRIBUTES apply.
+        endpoint: base URL of an OTLP/HTTP collector, or "" to record and send nothing.
         ratio: share of the traces that begin here which are recorded, 0 to 1.
 
-    Raises MissingExporterError.
+    Raises ValueError for a malformed variable of OpenTelemetry.
     """
     return Tracing(SpanSender(service, endpoint) if endpoint else None, ratio)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -59,8 +60,10 @@ def redact(text: str) -> str:
         text = text.replace(secret, HIDDEN)
     small = text.lower()
     for words, pattern in _PATTERNS:
-        if any(word in small for word in words):
-            text = pattern.sub(rf"\1{HIDDEN}", text)
+        for word in words:  # cheaper than `any`
+            if word in small:
+                text = pattern.sub(rf"\1{HIDDEN}", text)
+                break
     return text
 
 
@@ -82,9 +85,11 @@ def clean(value: Any) -> Any:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {key: HIDDEN if _is_secret(key) else clean(item) for key, item in value.items()}
+        return {key: HIDDEN if is_secret(key) else clean(item) for key, item in value.items()}
     return value
 
 
-def _is_secret(name: object) -> bool:
+@lru_cache(maxsize=1024)
+def is_secret(name: object) -> bool:
+    """Whether a value with this name is a secret, whatever its form."""
     return isinstance(name, str) and _SECRET_NAME.search(name) is not None

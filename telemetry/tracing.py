@@ -1,6 +1,6 @@
 """Distributed tracing: the spans of one trace per request, and the W3C context that carries it between processes.
 
-If a collector is configured, OpenTelemetry sends it the spans of a share of the requests.
+If a collector is configured, it gets the spans of a share of the requests (telemetry/otlp.py).
 Otherwise nothing is recorded or sent, but every request still has a trace id, which links the log lines of all
 processes about it. This module knows neither HTTP nor jobs: it converts plain `traceparent` dicts into spans and back.
 """
@@ -10,18 +10,14 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Literal, TypeAlias
 
 from penstock.engine import TaskKind
-from telemetry.redaction import clean, redact
-
-Kind: TypeAlias = Literal["internal", "server", "client", "producer", "consumer"]
-Attributes: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]
+from telemetry.otlp import Attributes, Kind, SpanSender, Value, encode_span
+from telemetry.redaction import redact
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
@@ -162,25 +158,18 @@ class Tracing:
             links: contexts of other spans that it refers to.
             span_id: 16 hex digits; for a span that other processes refer to before they know it (`derived_id`).
         """
-        if self._sender is None or not parent or not is_sampled(parent):
+        checked = extract(parent) if parent and self._sender is not None else {}
+        if self._sender is None or not checked or not int(checked[TRACEPARENT][53:55], 16) & 1:
             return Span(dict(parent) if parent else new_context())
-        return RecordedSpan(self._sender, name, extract(parent), kind, start_ns, attributes, links, span_id)
+        return RecordedSpan(self._sender, name, checked, kind, start_ns, attributes, links, span_id)
 
     def close(self) -> None:
         """Send the recorded spans and stop; bounded in time."""
-        if self._sender is None:
-            return
-        # The SDK waits up to 30 s for a collector that is down; a draining process must not.
-        sending = threading.Thread(target=self._sender.close, name="last spans", daemon=True)
-        sending.start()
-        sending.join(CLOSE_TIMEOUT_S)
+        if self._sender is not None:
+            self._sender.close(CLOSE_TIMEOUT_S)
 
 
 NO_TRACING = Tracing()
-
-
-class MissingExporterError(Exception):
-    """Raised when a collector is configured but the exporter package is not installed."""
 
 
 def new_context(trace_id: str = "", span_id: str = "", *, sampled: bool = False) -> dict[str, str]:
@@ -213,20 +202,14 @@ def sibling(carrier: Mapping[str, str], span_id: str) -> dict[str, str]:
     return {TRACEPARENT: f"00-{trace_id}-{span_id}-{'01' if is_sampled(carrier) else '00'}"} if trace_id else {}
 
 
-EXPORT_TIMEOUT_S = 5
-"""For one batch including retries; a batch that the collector has not accepted by then is dropped."""
 CLOSE_TIMEOUT_S = 3.0
 """How long a process that exits waits until its last spans are sent."""
 
 
 class RecordedSpan(Span):
-    """A span that is sent to the collector when it has ended. Its fields are for the sender.
+    """A span that is sent to the collector when it has ended."""
 
-    It becomes one of the SDK's only when it ends. The SDK's own spans take a lock and copy and check every attribute at
-    each change, which costs as much as all the rest of a span.
-    """
-
-    __slots__ = ("attributes", "ended", "events", "kind", "links", "name", "parent", "sender", "start_ns")
+    __slots__ = ("_attributes", "_ended", "_events", "_kind", "_links", "_name", "_parent", "_sender", "_start_ns")
     recorded = True
 
     def __init__(
@@ -241,19 +224,19 @@ class RecordedSpan(Span):
         span_id: str = "",
     ) -> None:
         """`parent`: as `extract` gave it."""
-        carrier = new_context(trace_id_of(parent), span_id, sampled=True)
+        carrier = new_context(parent[TRACEPARENT][3:35] if parent else "", span_id, sampled=True)
         if TRACESTATE in parent:
             carrier[TRACESTATE] = parent[TRACESTATE]
         super().__init__(carrier)
-        self.sender, self.name, self.parent, self.kind, self.links = sender, name, parent, kind, links
-        self.start_ns = start_ns or time.time_ns()
-        self.attributes: dict[str, Any] = clean(attributes) if attributes else {}
-        self.events: list[tuple[str, Mapping[str, Any], int]] = []
+        self._sender, self._name, self._parent, self._kind, self._links = sender, name, parent, kind, links
+        self._start_ns = start_ns or time.time_ns()
+        self._attributes: dict[str, Value] = dict(attributes) if attributes else {}
+        self._events: list[tuple[str, Attributes, int]] = []
         """Name, attributes and time of each."""
-        self.ended = False
+        self._ended = False
 
     def add_event(self, name: str, at_ns: int | None = None, attributes: Attributes | None = None) -> None:
-        self.events.append((name, clean(attributes) if attributes else {}, at_ns or time.time_ns()))
+        self._events.append((name, attributes or {}, at_ns or time.time_ns()))
 
     def end(
         self,
@@ -262,16 +245,29 @@ class RecordedSpan(Span):
         attributes: Attributes | None = None,
         name: str | None = None,
     ) -> None:
-        if self.ended:
+        if self._ended:
             return
-        self.ended = True
-        if name is not None:
-            self.name = name
+        self._ended = True
         if attributes:
-            self.attributes |= clean(attributes)
+            self._attributes |= attributes
         if isinstance(error, BaseException):
             self.add_event("exception", attributes=_exception(error))
-        self.sender.send(self, end_ns or time.time_ns(), None if error is None else redact(str(error)))
+        carrier = self._carrier
+        self._sender.send(
+            encode_span(
+                carrier[TRACEPARENT],
+                carrier.get(TRACESTATE, ""),
+                self._parent.get(TRACEPARENT, ""),
+                name or self._name,
+                self._kind,
+                self._start_ns,
+                end_ns or time.time_ns(),
+                self._attributes,
+                self._events,
+                [each[TRACEPARENT] for each in self._links if trace_id_of(each)],
+                None if error is None else redact(str(error)),
+            )
+        )
 
 
 def _exception(error: BaseException) -> dict[str, str]:
@@ -283,78 +279,6 @@ def _exception(error: BaseException) -> dict[str, str]:
         "exception.message": str(error),
         "exception.stacktrace": "".join(traceback.format_exception(error)),
     }
-
-
-class SpanSender:
-    """Makes the SDK's spans of those that have ended, and gives them to its thread that sends batches."""
-
-    def __init__(self, service: str, endpoint: str) -> None:
-        """Raises MissingExporterError."""
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            raise MissingExporterError(
-                f"telemetry.otlp_endpoint is set to {endpoint!r}, but the OTLP exporter is not installed: "
-                "run pip install 'penstock[otlp]', or unset it"
-            ) from error
-        from opentelemetry import trace  # noqa: PLC0415 - the SDK takes 60 ms to import
-        from opentelemetry.sdk import trace as sdk  # noqa: PLC0415 - as above
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
-
-        class OwnResource(Resource):
-            """The resource of this process: the exporter groups spans by resource, and the SDK's hash is that of all
-            its attributes as JSON, for every span."""
-
-            __hash__ = object.__hash__
-
-            def __eq__(self, other: object) -> bool:
-                return self is other
-
-        exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=EXPORT_TIMEOUT_S)
-        about = Resource.create({"service.name": service, "service.namespace": "penstock"})
-        self._trace, self._sdk = trace, sdk
-        self._resource = OwnResource(about.attributes, about.schema_url)
-        self._scope = InstrumentationScope("penstock")
-        self._well = trace.Status()
-        self._processor = BatchSpanProcessor(exporter)
-
-    def send(self, span: RecordedSpan, end_ns: int, error: str | None) -> None:
-        """Queue a span; it is dropped if too many wait. `error`: why it failed."""
-        trace, sdk = self._trace, self._sdk
-        self._processor.on_end(
-            sdk.ReadableSpan(
-                span.name,
-                self._context(span.carrier(), is_remote=False),
-                self._context(span.parent) if span.parent else None,
-                self._resource,
-                span.attributes,
-                [sdk.Event(name, about, at_ns) for name, about, at_ns in span.events],
-                [trace.Link(self._context(each)) for each in span.links if trace_id_of(each)],
-                trace.SpanKind[span.kind.upper()],
-                status=self._well if error is None else trace.Status(trace.StatusCode.ERROR, error),
-                start_time=span.start_ns,
-                end_time=end_ns,
-                instrumentation_scope=self._scope,
-            )
-        )
-
-    def close(self) -> None:
-        """Send the last spans, and end the thread."""
-        self._processor.shutdown()  # type: ignore[no-untyped-call]
-
-    def _context(self, carried: Mapping[str, str], *, is_remote: bool = True) -> Any:
-        """OpenTelemetry's form of a context that `extract` has checked."""
-        trace, text = self._trace, carried[TRACEPARENT]
-        state = carried.get(TRACESTATE)
-        return trace.SpanContext(
-            int(text[3:35], 16),
-            int(text[36:52], 16),
-            is_remote,
-            trace.TraceFlags(int(text[53:55], 16)),
-            trace.TraceState.from_header([state]) if state else None,
-        )
 
 
 # Names of attributes. OpenTelemetry's GenAI conventions are still in development: a later version may change them.

@@ -19,9 +19,10 @@ from telemetry.gpu import GpuReading
 from telemetry.latency import PARTS, engine_parts, lost_between
 from telemetry.logs import EventLog
 from telemetry.metrics import Metrics
+from telemetry.otlp import Attributes
 from telemetry.records.schema import RequestRecord
 from telemetry.records.writer import NO_RECORDS, RecordSink
-from telemetry.tracing import TRACEPARENT, Attributes, Span, Tracing, extract, is_sampled
+from telemetry.tracing import TRACEPARENT, Span, Tracing, extract, is_sampled
 from workers.attempt import Attempt
 from workers.gate import GateReason
 from workers.writer import StepWrite

@@ -20,7 +20,7 @@ from streaming.errors import DecodeError, Fenced, Superseded, Unavailable
 from streaming.store.identity import check_identity, disagreement, read_identity
 from telemetry import tracing as names
 from telemetry.metrics import Metrics
-from telemetry.tracing import Attributes
+from telemetry.otlp import Attributes
 
 log = logging.getLogger(__name__)
 

@@ -43,7 +43,8 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.order import Priority
 from telemetry import tracing as names
-from telemetry.tracing import Attributes, Span
+from telemetry.otlp import Attributes
+from telemetry.tracing import Span
 
 MAX_FAULTS = 100
 MAX_LINE_BYTES = 2 * 1024 * 1024

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from streaming.jobs.job import Job, PastAttempt, operation_of
 from streaming.jobs.records import JobRecord
 from telemetry import tracing as names
-from telemetry.tracing import Attributes, Tracing, derived_id, is_sampled, sibling
+from telemetry.otlp import Attributes
+from telemetry.tracing import Tracing, derived_id, is_sampled, sibling
 
 LOST = "lost"
 NS_PER_MS = 1_000_000

@@ -91,12 +91,9 @@ def test_the_versions_are_pinned_and_plainly_named() -> None:
     assert asked.returncode in (1, 128)  # 128: an exported tree without git
 
 
-@pytest.mark.parametrize(
-    ("target", "extra"),
-    [("api", "otlp"), ("offline", "otlp"), ("worker", "otlp"), ("scheduler", "kubernetes"), ("worker", "llamacpp")],
-)
+@pytest.mark.parametrize(("target", "extra"), [("scheduler", "kubernetes"), ("worker", "llamacpp")])
 def test_each_role_gets_what_it_may_be_set_to(target: str, extra: str) -> None:
-    """Traces, pods as a pool, an engine: without its extra a role would refuse the setting."""
+    """Pods as a pool, an engine: without its extra a role would refuse the setting."""
     here = stages("Dockerfile")
     (packages,) = [rest.split()[0] for name, rest in here[target].lines if name == "COPY" and "packages" in rest]
     installed = here[packages.removeprefix("--from=")].last("RUN")

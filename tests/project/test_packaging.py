@@ -53,11 +53,6 @@ def test_nothing_on_a_wire_is_pickled() -> None:
     assert found == []
 
 
-def test_only_traces_need_the_tracing_library() -> None:
-    """Where OpenTelemetry's SDK is installed, importing redis imports its metrics: up to 0.1 s of each start."""
-    assert not [each for each in SETTINGS["project"]["dependencies"] if each.startswith("opentelemetry")]
-
-
 def test_locks_are_hashed_and_name_no_index() -> None:
     """Every requirement has a hash; where it comes from is the installer's own configuration."""
     for lock in map(ROOT.joinpath, ("requirements.lock", "requirements-dev.lock", "requirements-audit.lock")):

@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from otlp_collector import Collector, attributes_of, collector
 
-from telemetry import tracing
+from telemetry import otlp, tracing
 from telemetry.process import start_tracing
 from telemetry.tracing import extract
 
@@ -182,7 +182,7 @@ def test_a_later_version_and_an_odd_tracestate() -> None:
 def test_a_collector_that_hangs_does_not_hold_up_the_end(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing gives up on the last spans after its own time, however long the exporter would go on."""
     monkeypatch.setattr(tracing, "CLOSE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(tracing, "EXPORT_TIMEOUT_S", 60)
+    monkeypatch.setattr(otlp, "EXPORT_TIMEOUT_S", 60)
     collector.answers.clear()
     tracer = start_tracing("api", collector.url)
     tracer.enter("chat").end()

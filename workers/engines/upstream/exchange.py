@@ -16,7 +16,8 @@ import msgspec
 
 from telemetry import tracing as names
 from telemetry.logs import EventLog
-from telemetry.tracing import TRACEPARENT, Attributes, operation_name
+from telemetry.otlp import Attributes
+from telemetry.tracing import TRACEPARENT, operation_name
 from workers.engines.task_answers import check_task_answer, joined_vectors, reported_scores, reported_tokens
 from workers.engines.upstream import continuation
 from workers.engines.upstream.continuation import FROM_BEGINNING, Rung
