@@ -374,7 +374,7 @@ async def _put(
 ) -> Accepted:
     # A body may be a valid request of two endpoints, whose jobs have other answers.
     kind = job.endpoint.encode() if job.task is not None else b""
-    reason, late = services.headroom.reason, None
+    reason, late = services.headroom.brief, None
     refusal = refused or (store.StoreFull(reason) if reason else None)
     try:
         if refusal is None and prepared.limit is not None:
@@ -391,7 +391,7 @@ async def _put(
             version=prepared.asked.version_read,
         )
     except store.NeverFits as error:
-        raise errors.too_large_for_store(job, error.needed, error.most) from None
+        raise errors.too_large_for_store(job, error.needed) from None
     except store.LaneFull as error:
         raise errors.queue_full(error.waiting, error.own, *services.waits.retry(job, error.waiting)) from None
     except store.NoCapacity:

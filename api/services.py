@@ -35,7 +35,7 @@ from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import Deliveries, JobRecord, request_record
 from streaming.jobs.relay import Relay
-from streaming.jobs.settings import UNLIMITED, QuotaSettings
+from streaming.jobs.settings import SEVERAL, UNLIMITED, QuotaSettings
 from streaming.jobs.waiting import Backlog
 from streaming.redis.client import NOW, RedisClient
 from streaming.redis.clock import Clock
@@ -83,6 +83,8 @@ class Services:
 
     def __post_init__(self) -> None:
         store_client = self.store_client
+        if len(self.keyring.tenants) > 1:
+            self.quota_settings = self.quota_settings.over(SEVERAL)
         self.headroom, self.file_store = Headroom(store_client), FileStore(self.files_settings.dir)
         self.queue, self.job_reader = Queue(store_client, self.headroom, self.weights), JobReader(store_client)
         self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
@@ -142,7 +144,7 @@ class Services:
 
         Raises Unavailable until the store was reached for the first time.
         """
-        return self.store.refusal or self.headroom.reason
+        return self.store.refusal or self.headroom.brief
 
     def quotas(self, caller: Caller) -> QuotaSettings:
         """Return the storage quotas of the caller's tenant."""

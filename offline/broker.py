@@ -302,7 +302,7 @@ class Intake:
                 must_run=bool(asked.queue.do_not_queue), cost=cost_of(job, card), quota=self._quota,
             )  # fmt: skip
         except NeverFits as error:
-            raise Rejected(too_large_for_store(job, error.needed, error.most).message) from None
+            raise Rejected(too_large_for_store(job, error.needed).message) from None
         except KeyReused:
             raise Rejected("This message_id came with another body before.") from None
         except NoCapacity:

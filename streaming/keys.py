@@ -35,7 +35,8 @@ CATALOGUE = (
     # alone, lane, entry, queue (it was put back to it), times (ms, with decimals where they divide its timing), reply
     # addresses, resets (epoch), cancel, abandoned, preview, record (how it ended), rows (what it generated), metadata,
     # its idempotency key, pinned (a request that did not wait was told its id), size (bytes of its request, and the
-    # span they are counted in), owed (bytes reserved for it), keep (its retention), order (its cost, its tenant's
+    # span they are counted in), owed (bytes reserved for it), shared (1: they count against its tenant's share of the
+    # store), keep (its retention), order (its cost, its tenant's
     # weight, its patience), draft:<epoch> (texts of a response that were given up), born (the partition's epoch at its
     # acceptance), events and webhook (who is told), the letter of its endpoint, the conversation whose turn it is, its
     # tenant, the reason for which a script ended it, delivered (when its answer was sent).
@@ -109,6 +110,9 @@ CATALOGUE = (
     # By model and priority: bytes that unfinished jobs may still write, so that admission leaves room for them.
     # Writers: put; finish, cancel, claim, reap, release. Lifetime: a field while a job of its lane is unfinished.
     Key("owed", "hash"),
+    # By tenant: the same of its jobs that count against its share of the store. Writers: put; finish, cancel, claim,
+    # reap, release. Lifetime: a field while such a job is unfinished.
+    Key("tenant_owed", "hash"),
     # By model and priority: as in retry, jobs that lost all but their last worker; each is run alone. Writers: reap,
     # release, decline; claim, cancel. Lifetime: an entry until its job's claim or end.
     Key("suspects:{}:{}", "zset"),

@@ -129,16 +129,16 @@ TASK_FIELDS = {"embed": "input", "rerank": "documents", "tokenize": "prompt", "d
 """By kind of task, the field with what it is about."""
 
 
-def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
-    """`needed`: bytes that the job brings and may write; `most`: what a store that holds no other gives to one."""
+def too_large_for_store(job: Job, needed: int) -> ApiError:
+    """`needed`: bytes that the job brings and may write."""
     param = "prompt" if prompt_count(job.prompt) > 1 else "n" if job.sampling.n > 1 else "max_tokens"
     remedy = "Lower max_tokens or n, send the prompts in several requests, or leave logprobs out."
     if job.task is not None:
         param = TASK_FIELDS[job.task.kind] if job.response is None else "input"
         remedy = f"Send {param} in several requests."
     message = (
-        f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, and this store has at most "
-        f"{most / _MIB:,.1f} MiB for one request, however long it waits. {remedy}"
+        f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, more than one request may have, "
+        f"however long it waits. {remedy}"
     )
     return ApiError(400, "too_large_for_store", message, param=param)
 
@@ -330,6 +330,8 @@ def deadline_unreachable(field: str, limit_ms: int, lane: Priority, wait: Wait) 
     return ApiError(429, "deadline_unreachable", message, param=field, headers=retry, eta_ms=wait.eta_ms)
 
 
+SHARE_RETRY_S = 5
+"""Retry-After for a tenant that has its share of the store: an end of one of its jobs makes room."""
 _RETENTION = "Jobs are forgotten [redis] retention_s after their end, which makes room."
 _QUOTAS = {
     "jobs": ("jobs", _RETENTION),
@@ -342,6 +344,13 @@ _QUOTAS = {
 
 def quota_exceeded(quota: QuotaExceeded, param: str | None = None) -> ApiError:
     """The tenant keeps as much as it may. A client library's next tries would be refused as well."""
+    if quota.name == "store_share":
+        message = (
+            "Your requests, their results, and what your unfinished requests may still write take your share of the "
+            "store. Wait until some have ended, or lower max_tokens, n and logprobs. The limit is store_share of "
+            "[quotas], or of quotas in the row of your key in [keys]."
+        )
+        return ApiError(429, "quota_exceeded", message, param=quota.name, headers=retry_after(SHARE_RETRY_S))
     what, fix = _QUOTAS[quota.name]
     setting = f"The limit is {quota.name} of [quotas], or of quotas in the row of your key in [keys]."
     message = f"You keep {quota.used} {what} and may keep {quota.limit}. {fix} {setting}"

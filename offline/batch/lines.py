@@ -321,7 +321,7 @@ class Lines:
                 case LaneFull():
                     lane_full = True
                 case NeverFits():
-                    refusals[line] = too_large_for_store(job, accepted.needed, accepted.most)
+                    refusals[line] = too_large_for_store(job, accepted.needed)
                 case StoreFull():
                     self._needed[line] = accepted.needed
                 case _:

@@ -33,7 +33,7 @@ from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, Quota
 from streaming.jobs.waiting import FIRST, Cost, QueuePosition, cost_of
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, ScriptBatcher
-from streaming.store.monitor import Headroom, Reservation
+from streaming.store.monitor import FULL, Headroom, Reservation
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,11 @@ class Queue:
         cost, body = cost or cost_of(job), encode(job)
         try:
             headroom, may_write = self._headroom, cost.may_write
-            reserved = headroom.reserve(partition, len(body), may_write, part=part) if headroom else Reservation()
+            reserved = Reservation()
+            if headroom is not None:
+                reserved = headroom.reserve(
+                    partition, len(body), may_write, part=part, share_of_tenant=quota.store_share
+                )
         except StoreFull as error:
             return await self._existing(job, idempotency_key, digest, error)
         settings, conversation = self._client.settings, _conversation_of(job)
@@ -149,6 +153,7 @@ class Queue:
             "webhook": job.webhook or None,
             "preview": "" if part else preview_of(job.prompt),
             "quotas": left or None,
+            "share": reserved.share_of_tenant,
         }
         args = (_encode(given), body, encode_metadata(job.metadata))
         answer: Sequence[Any] = ()
@@ -162,7 +167,7 @@ class Queue:
         finally:
             if not answer or answer[0] != b"queued":  # no job was added
                 reserved.give_back()
-        if left and answer[0] == b"quota":
+        if answer[0] == b"quota":
             raise exceeded(quota, answer, left)
         return self._accepted(job, answer, reserved.size)
 
@@ -208,7 +213,7 @@ class Queue:
             case [b"full", waiting, own]:
                 raise LaneFull(waiting, own)
             case [b"crowded"]:
-                raise StoreFull("what accepted jobs may still write would not fit into the memory of Redis", needed)
+                raise StoreFull(FULL, needed)
             case [b"busy"]:
                 raise NoCapacity("no worker has room right now")
             case [b"reused"]:

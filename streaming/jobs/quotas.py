@@ -121,6 +121,8 @@ class Quotas:
 def exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int]) -> QuotaExceeded:
     """The error of a write that a quota refused, with the usage of all partitions. `left`: as the script had it."""
     which = answer[1].decode()
+    if which == "share":
+        return QuotaExceeded("store_share", 0, 0)  # how large the store is, is not for tenants
     limit = getattr(quota, NAMES[which]) or 0
     return QuotaExceeded(NAMES[which], answer[2] + limit - left[which], limit)
 

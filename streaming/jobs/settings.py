@@ -24,6 +24,10 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Bytes of files, outputs of batches among them. Each counts as at least 4,096 bytes, and until the last batch that
     reads it has ended. At the limit uploads and batches are refused; an accepted batch keeps its output."""
 
+    store_share: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    """Share of the memory that jobs may use which its API requests may take together: their requests, results, and what
+    they may still write. None: a half, if the keys have several tenants."""
+
     def over(self, others: QuotaSettings) -> QuotaSettings:
         """These quotas, with those of `others` for each that is not set."""
         own = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
@@ -36,6 +40,8 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 UNLIMITED = QuotaSettings()
+SEVERAL = QuotaSettings(store_share=0.5)
+"""Where several tenants have keys: none of them can fill the store alone."""
 
 DEFAULT_WEIGHT = 1.0
 NO_WEIGHTS: Mapping[str, float] = {}

@@ -4,11 +4,12 @@
 -- Accepts a job: checks idempotency key, quotas, lane limit and reserved memory, then writes record and lane entry.
 -- An idempotency key has no expiry until its job's end sets one: it lives as long as its job.
 -- ARGV: what Queue.put (streaming/jobs/queue.py) names, as a MessagePack map: times in ms, `may_write` and `max_reserved` in
---       bytes, `order` as the job's record has it, `quotas` what is left of the tenant's; the job's body; its metadata | ''
+--       bytes, `order` as the job's record has it, `quotas` what is left of the tenant's, `share` the most bytes that it may
+--       use and reserve (none: any); the job's body; its metadata | ''
 -- Returns: {'queued', accepted at, epoch, its place (none: not read)...} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
 --          {'crowded'} (the reserved bytes would not fit into the store's memory) |
---          {'quota', 'jobs' | 'requests' | 'results', the usage of it} |
+--          {'quota', 'jobs' | 'requests' | 'results' | 'share', the usage of it} |
 --          {'changed'} (the conversation has another version, a turn, or is gone).
 --          The epoch is for a request that does not wait, 0 for others. The place: jobs before it of higher lanes,
 --          requeued ones, of its tenant, of other tenants, units of work that its tenant got more than the one that got
@@ -48,11 +49,17 @@ if conversation then
 end
 
 local size = #body + #metadata
-local usage = quotas and tenant_usage(tenant, keep)
-if usage then
+local usage = (quotas or given.share) and tenant_usage(tenant, keep)
+if quotas then
   if quotas.jobs and usage.jobs + 1 > quotas.jobs then return {'quota', 'jobs', usage.jobs} end
   if quotas.requests and usage.requests + size > quotas.requests then return {'quota', 'requests', usage.requests} end
   if quotas.results and usage.results >= quotas.results then return {'quota', 'results', usage.results} end
+end
+
+if given.share then
+  usage.reserved = usage.reserved or tonumber(redis.call('HGET', tenant_owed_key(), tenant) or 0)
+  local used = usage.requests + usage.results + usage.reserved
+  if used + size + may_write > given.share then return {'quota', 'share', used} end
 end
 
 local arrivals, line = arrivals_key(model, priority), tenant_line(model, priority, tenant)
@@ -87,6 +94,11 @@ if conversation then
   redis.call('HSET', job, 'conversation', conversation)
 end
 buffer_sum('reservations', model, priority, may_write)
+if given.share then
+  redis.call('HSET', job, 'shared', 1)
+  buffer_sum('tenant_owed', tenant_owed_key(), tenant, may_write)
+  usage.reserved = usage.reserved + may_write
+end
 if events then
   redis.call('HSET', job, 'events', events)
   emit_event(events, id, tenant, 'job.accepted')

@@ -117,7 +117,7 @@ local function mend(fields, lane, entry, model, priority)
 end
 
 -- Mend the oldest entries of each lane, which every leftover becomes in time. Delete the sum of reserved bytes of an empty
--- lane: jobs that were lost, or deleted by hand, released nothing.
+-- lane, and those of tenants once all lanes are: jobs that were lost, or deleted by hand, released nothing.
 local MAX_MENDED = 10
 flush_writes()
 local owed = redis.call('HGETALL', owed_key())
@@ -129,6 +129,7 @@ for i = 1, #owed, 2 do
   end
   if not lane or redis.call('XLEN', lane) == 0 then redis.call('HDEL', owed_key(), owed[i]) end
 end
+if #owed == 0 then redis.call('DEL', tenant_owed_key()) end
 local most_salvaged, cut = tonumber(ARGV[7]), {}
 if most_salvaged > 0 then
   cut = redis.call('ZRANGE', cut_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_salvaged)

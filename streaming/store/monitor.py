@@ -40,6 +40,9 @@ MAX_INFLOW_BYTES_PER_S = 100 << 20
 """The highest expected inflow."""
 
 
+FULL = "the store is nearly full"
+
+
 @dataclass(slots=True)
 class Share:
     """One server's memory at the last check."""
@@ -59,6 +62,8 @@ class Reservation:
     share: Share | None = None
     """The server's memory at the check before the reservation; later checks start a new `Share`."""
     size: int = 0
+    share_of_tenant: int | None = None
+    """The most bytes that the job's tenant may use and reserve in the partition; None: any."""
 
     def give_back(self) -> None:
         """Undo the reservation of a put that has added no job. Idempotent."""
@@ -81,6 +86,11 @@ class Headroom:
         """By partition."""
 
     @property
+    def brief(self) -> str:
+        """The same for clients, without figures."""
+        return FULL if self.reason else ""
+
+    @property
     def full(self) -> bool:
         """Whether to refuse new jobs."""
         return bool(self.reason)
@@ -101,20 +111,27 @@ class Headroom:
         expected = ExpectedErrors(Unavailable, log.debug, "memory as it was: %s")
         await run_periodically(self.look, lambda: next_look_s(self.memories), expected)
 
-    def reserve(self, partition: int, size: int, owed: int, *, part: bool = False) -> Reservation:
-        """Reserve memory for a job of `size` bytes that may write `owed` more. The caller must undo it unless `put`
-        answers `queued`. Raises StoreFull; NeverFits."""
+    def reserve(
+        self, partition: int, size: int, owed: int, *, part: bool = False, share_of_tenant: float | None = None
+    ) -> Reservation:
+        """Reserve memory for a job of `size` bytes that may write `owed` more. `share_of_tenant`: of the memory, as
+        QuotaSettings has it. The caller must undo it unless `put` answers `queued`. Raises StoreFull; NeverFits."""
         share = self._shares.get(partition)
         if share is None or not share.memory.allowed:
             return Reservation(size=size + owed)
         most = BATCH_LINE_SHARE if part else ADMISSION_SHARE
-        if size + owed > (ever := max_job_bytes(share.memory, most)):
+        ever, bound = max_job_bytes(share.memory, most), None
+        if share_of_tenant is not None:
+            bound = int(share_of_tenant * most * share.memory.allowed / len(share.memory.owed))
+            ever = min(ever, bound)
+        if size + owed > ever:
             raise NeverFits(size + owed, ever)
         room = room_of(share.memory, most)
         if share.taken + size + owed > room:
-            raise StoreFull(_too_much(share.memory, owed), size + owed)
+            asks = f"this answer may need {owed / (1 << 20):.1f} MiB (fewer max_tokens, n or logprobs need less)"
+            raise StoreFull(f"{FULL}, and {asks}", size + owed)
         share.taken += size + owed
-        return Reservation(share.memory.owed[partition] + room, share, size + owed)
+        return Reservation(share.memory.owed[partition] + room, share, size + owed, bound)
 
     def fits(self, partition: int, needed: int) -> bool:
         """Whether a batch's line of `needed` bytes can be decided now: it would be accepted, or refused for good."""
@@ -154,11 +171,6 @@ def _said_of(memory: ServerMemory) -> str:
         f"accepted jobs may still write {sum(memory.owed.values()) >> 20} MiB, "
         f"and {ADMISSION_SHARE:.0%} is the most for both"
     )
-
-
-def _too_much(memory: ServerMemory, owed: int) -> str:
-    asks = f"this job's answer may need {owed / (1 << 20):.1f} MiB (fewer max_tokens, n or logprobs need less)"
-    return f"{_said_of(memory)}; {asks}"
 
 
 MIN_REDIS_VERSION = (7, 0)

@@ -137,15 +137,15 @@ end
 
 -- Fields of a record that the end of its job needs, in the order in which the functions below have them.
 local END_FIELDS = {'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs', 'tenant', 'size',
-  'conversation'}
+  'conversation', 'shared'}
 
 -- Raise if a reader could not decode the numbers or the runs of an ending job's record: it would then report another end
 -- than this one. `s`: END_FIELDS, the run, and NUMBERS.
 local NUMBERS = {'attempt', 'created', 'claimed', 'started', 'deadline', 'epoch'}
 
 local function check_readable(s)
-  for i = 15, 20 do
-    if s[i] and s[i] ~= '' and not parse_number(s[i]) then error('invalid ' .. NUMBERS[i - 14], 0) end
+  for i = 16, 21 do
+    if s[i] and s[i] ~= '' and not parse_number(s[i]) then error('invalid ' .. NUMBERS[i - 15], 0) end
   end
   if s[6] and s[6] ~= '' and not parse_number(s[6]) then error('invalid keep', 0) end
   local rest = string.gsub(s[10] or '', '[^:;]+:%d+:%d+;', '')
@@ -160,6 +160,7 @@ local function let_go(job, id, s, model, priority, result)
   local keep, reserved = retention_s(s[6]), integer_text(s[9])
   if s[3] then buffer_write('entries', s[2], s[3]) end
   if model and reserved then buffer_sum('reservations', model, priority, -reserved) end
+  if s[14] and s[11] and reserved then buffer_sum('tenant_owed', tenant_owed_key(), s[11], -reserved) end
   count_ended_job(s[11], s[12], keep, result)
   if (s[5] or '') ~= '' then buffer_write('releases', s[5], id) end
   redis.call('EXPIRE', job, keep)

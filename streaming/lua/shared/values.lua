@@ -115,10 +115,10 @@ end
 -- Buffered writes: the calls of a round add to its lists and sums, and flush_writes sends one command per key or sum, after
 -- the last call or when a list reaches 1,000 values. Lists: `entries`, of ended jobs by lane; `releases`, jobs to remove
 -- from a worker's claims; `listings`, scores and ids for a tenant's job list, kept for `listing_keep_s`; `members`, scores and
--- members of a lane's index by key. Sums: `reservations`, changes of reserved bytes by model and priority; `usage`, changes
--- of a tenant's usage; `charges`, what tenants are charged, by lane.
+-- members of a lane's index by key. Sums: `reservations`, changes of reserved bytes by model and priority, and `tenant_owed`, by
+-- tenant; `usage`, changes of a tenant's usage; `charges`, what tenants are charged, by lane.
 local NONE = {}
-local BUFFERED = {'members', 'entries', 'releases', 'listings', 'reservations', 'usage', 'charges'}
+local BUFFERED = {'members', 'entries', 'releases', 'listings', 'reservations', 'tenant_owed', 'usage', 'charges'}
 
 local function flush_writes()
   if not round.buffered then return end
@@ -134,6 +134,11 @@ local function flush_writes()
   end
   for model, sums in pairs(round.reservations or NONE) do
     for priority, bytes in pairs(sums) do redis.call('HINCRBY', owed_key(), model .. ':' .. priority, bytes) end
+  end
+  for key, sums in pairs(round.tenant_owed or NONE) do
+    for tenant, bytes in pairs(sums) do
+      if redis.call('HINCRBY', key, tenant, bytes) <= 0 then redis.call('HDEL', key, tenant) end
+    end
   end
   for tenant, sums in pairs(round.usage or NONE) do
     local key, now, last, new = kept_key(tenant), math.floor(now_ms() / 1000), 0, false

@@ -15,15 +15,16 @@ from redis import Redis
 from worker_report import a_worker
 
 from penstock.engine import Capabilities, Logprob, ModelCard, Sampling
-from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
+from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, QuotaExceeded, StoreFull, Unavailable
 from streaming.fleet.processes import Fleet
-from streaming.ids import new_job_id
+from streaming.ids import new_job_id, partition_of
 from streaming.jobs.codec import Delta, Run, Section, Terminal
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.settings import QuotaSettings
 from streaming.jobs.waiting import reserved_bytes
 from streaming.keys import partition_key
 from streaming.order import Priority
@@ -155,7 +156,7 @@ async def test_what_is_accepted_leaves_room_for_its_output(small: tuple[RedisCli
     room = 0.8 * (64 << 20) - int(client.info("memory")["used_memory"])
     accepted = await flooded(queues[:1], job)
     assert 0.9 * room / reserved_bytes(job) - 1 <= len(accepted) <= room / reserved_bytes(job)
-    with pytest.raises(StoreFull, match="MiB of 64 MiB"):
+    with pytest.raises(StoreFull):
         await queues[0].put(again(queues[0], job))
     others = await flooded(queues[1:], job)
     assert len(accepted) + len(others) <= 2 * room / reserved_bytes(job), (
@@ -169,6 +170,45 @@ async def test_what_is_accepted_leaves_room_for_its_output(small: tuple[RedisCli
     await doors[0].look()
     assert not doors[0].full
     await queues[0].put(again(queues[0], job))
+
+
+async def test_no_tenant_takes_more_than_its_share(small: tuple[RedisClient, Redis]) -> None:
+    """What a tenant's unfinished jobs may write counts, however small their requests; another tenant's are accepted.
+    Every way to end gives it back."""
+    wire, client = small
+    queue, _ = await door(wire, client)
+    quota = QuotaSettings(store_share=0.5)
+    job = a_job(queue, tenant="greedy", sampling=Sampling(max_tokens=10_000))
+    with pytest.raises(NeverFits):
+        await queue.put(msgspec.structs.replace(again(queue, job), sampling=Sampling(max_tokens=400_000)), quota=quota)
+    accepted = []
+    with pytest.raises(QuotaExceeded) as refused:
+        while True:
+            accepted.append((await queue.put(again(queue, job), quota=quota)).id)
+    assert refused.value.name == "store_share"
+    assert len(accepted) * reserved_bytes(job) <= 0.4 * (64 << 20)
+    assert sum([await tenant_owed(wire, each) for each in (0, 1)]) == len(accepted) * reserved_bytes(job)
+    for _ in range(4):
+        await queue.put(msgspec.structs.replace(again(queue, job), tenant="modest"), quota=quota)
+
+    lease = Lease(wire, MODEL)
+    await lease.register()
+    claim = await claim_one(lease)
+    claimed, *waiting = claim.job.id, *(each for each in accepted if each != claim.job.id)
+    assert claimed in accepted
+    end = Terminal(claimed, JobState.COMPLETED, 0, ("length",))
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, False))])
+    malformed, *rest = waiting
+    await wire.redis.hset(partition_key(partition_of(malformed) or 0, "job", malformed), "created", "?")
+    await wire.call("fail_malformed", partition_of(malformed) or 0, malformed, "a test")
+    await queue.stop(rest, waiting_only=True)
+    assert await tenant_owed(wire, 0) == await tenant_owed(wire, 1) == 0
+    await queue.put(again(queue, job), quota=quota)
+
+
+async def tenant_owed(wire: RedisClient, partition: int) -> int:
+    redis: Any = wire.redis
+    return int(await redis.hget(partition_key(partition, "tenant_owed"), "greedy") or 0)
 
 
 async def door(wire: RedisClient, client: Redis) -> tuple[Queue, Headroom]:
