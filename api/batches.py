@@ -16,6 +16,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from api.admission import caller_of, idempotency_key, read_body, services_of, unanswered
 from api.auth.keys import Caller
+from api.files import file_limits
 from api.jobs import as_json, as_page, ignored_header
 from api.openai import errors
 from api.openai.batch_lines import WINDOWS, BatchRequest, so_far
@@ -38,8 +39,7 @@ async def create(request: Request) -> Response:
     key = idempotency_key(request.scope)
     batch_id, trace = services.batches.new_id(caller.tenant, key), request.scope["state"]["trace"]
     batch = _batch(services, caller, asked, batch_id, trace)
-    limit_bytes = services.quotas(caller).file_bytes
-    used = 0 if limit_bytes is None else await services.quota_usage.file_bytes(caller.tenant)
+    used, limit_bytes, _ = await file_limits(services, caller)
     if limit_bytes is not None and used >= limit_bytes and not (key and await _is_known(services, batch)):
         raise QuotaExceeded("file_bytes", used, limit_bytes)
     input_bytes = 0

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
 from api.admission import caller_of, services_of, withdraw
+from api.auth.keys import Caller
 from api.jobs import as_json, as_page
 from api.openai import errors
 from api.openai.batch_lines import MAX_EXPIRY_S, MIN_EXPIRY_S
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 BATCH = "batch"
 MAX_FILES_PER_PAGE = 10_000
+DISK_FULL = "the disk that holds files is full"
 RECORDS_PER_CALL = 500
 
 
@@ -42,25 +44,24 @@ async def create(request: Request) -> Response:
     services, caller = services_of(request), caller_of(request)
     if services.refusal:
         raise errors.store_full(services.refusal)
-    quota = services.quotas(caller).file_bytes
-    used = 0 if quota is None else await services.quota_usage.file_bytes(caller.tenant)
+    limits = await file_limits(services, caller)
     length = request.headers.get("content-length", "")
     try:
         with Allowance(
-            services.receiving_bytes, caller.tenant, services.files_settings.size_limit, used, quota
+            services.receiving_bytes, caller.tenant, services.files_settings.size_limit, limits
         ) as allowance:
             allowance.check_length(int(length) if length.isdecimal() else 0)
             kind = request.headers.get("content-type", "")
             idle_timeout_s = services.settings.send_timeout_s
             await asyncio.to_thread(services.file_store.claim, services.store.deployment)
             upload = await receive(request.stream(), kind, services.file_store, allowance, idle_timeout_s)
-            file = await _keep(services, caller.tenant, upload, quota)
+            file = await _keep(services, caller.tenant, upload, limits.quota)
     except QuotaExceeded as error:
         raise errors.quota_exceeded(error, "file") from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise errors.store_full("the disk that holds files is full") from None
+        raise errors.store_full(DISK_FULL) from None
     return as_json(file_object(file))
 
 
@@ -197,6 +198,31 @@ PLAIN_PARTS = {
     b"content-transfer-encoding": (b"", b"7bit", b"8bit", b"binary"),
 }
 """The values of these fields of a part that leave its bytes as they are."""
+
+
+class FileLimits(NamedTuple):
+    """What a tenant's files may take. All in bytes."""
+
+    used: int
+    """They take already; 0 without a quota."""
+    quota: int | None
+    """They may take; None: there is no limit."""
+    room: int
+    """All uploads together may take of the disk now."""
+
+
+async def file_limits(services: Services, caller: Caller) -> FileLimits:
+    """Read the limits of a new file of this caller. Where several tenants share the server, the files of none that has
+    no quota of its own take more than what then stays free. Raises Unavailable, OSError."""
+    quotas = services.quotas(caller)
+    quota, shared = quotas.file_bytes, quotas.store_share is not None
+    used = await services.quota_usage.file_bytes(caller.tenant) if shared or quota is not None else 0
+    free = await asyncio.to_thread(services.file_store.free_bytes)
+    if quota is None and shared:
+        quota = (free + used) // 2
+    return FileLimits(used, quota, free - services.files_settings.min_free_bytes)
+
+
 MAX_OVERHEAD_BYTES = 64 * 1024
 """Upper bound of the bytes of a body besides its file: the other parts are small."""
 
@@ -208,13 +234,12 @@ class Allowance:
         receiving: bytes of all uploads in progress in this process, by tenant; shared by all allowances.
         tenant: whose upload it is.
         size_limit: bytes of one file.
-        used: bytes of files that the tenant keeps already.
-        quota: bytes that the tenant may keep; None: no limit.
+        limits: what the tenant's files and the disk take.
     """
 
-    def __init__(self, receiving: Counter[str], tenant: str, size_limit: int, used: int, quota: int | None) -> None:
-        self._receiving, self._tenant = receiving, tenant
-        self._size_limit, self._used, self._quota = size_limit, used, quota
+    def __init__(self, receiving: Counter[str], tenant: str, size_limit: int, limits: FileLimits) -> None:
+        self._receiving, self._tenant, self._size_limit = receiving, tenant, size_limit
+        self._used, self._quota, self._room = limits
         self._taken = 0
 
     def __enter__(self) -> Allowance:
@@ -241,6 +266,8 @@ class Allowance:
         used = self._used + self._receiving[self._tenant] - self._taken
         if self._quota is not None and used + max(1, size) > self._quota:
             raise QuotaExceeded("file_bytes", used, self._quota)
+        if sum(self._receiving.values()) - self._taken + max(0, size) > self._room:
+            raise errors.store_full(DISK_FULL)
 
 
 @dataclass(slots=True)

@@ -89,7 +89,10 @@ class Services:
         self.queue, self.job_reader = Queue(store_client, self.headroom, self.weights), JobReader(store_client)
         self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
         self.files, self.batches, self.quota_usage = Files(store_client), Batches(store_client), Quotas(store_client)
-        self.conversations, self.dead_letters = Conversations(store_client), DeadLetters(store_client, self.weights)
+        self.conversations, self.dead_letters = (
+            Conversations(store_client, self.headroom),
+            DeadLetters(store_client, self.weights),
+        )
         self.plans, self.webhooks = Plans(store_client), Webhooks(store_client)
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)

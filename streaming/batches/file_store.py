@@ -61,6 +61,11 @@ class FileStore:
         """Whether there are neither files nor batch folders. Raises OSError."""
         return not any(any(folder.iterdir()) for folder in (self._files, self._work) if folder.exists())
 
+    def free_bytes(self) -> int:
+        """Bytes that are free on the disk of the folder. Raises OSError."""
+        self.prepare()
+        return shutil.disk_usage(self.folder).free
+
     def claim(self, deployment: str) -> str:
         """Make `deployment` the owner of an empty folder without an owner; returns the owner, "" if it is unknown.
         Raises OSError."""
@@ -284,6 +289,8 @@ class FilesSettings(msgspec.Struct, frozen=True, kw_only=True):
     machines; `penstock up` keeps it in its data folder."""
     size_limit: Annotated[int, msgspec.Meta(ge=1024)] = 200 * 1024 * 1024
     """The most bytes of one uploaded file."""
+    min_free_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 1024 * 1024
+    """Bytes of the disk that uploads leave free, for the outputs of batches and for whatever else uses the disk."""
     retention_s: Annotated[int, msgspec.Meta(ge=60)] = 30 * 86_400
     """How long files, and batches that have ended, are kept by default."""
     quarantine_s: Annotated[int, msgspec.Meta(ge=86_400)] = 90 * 86_400

@@ -7,13 +7,14 @@ turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from redis.exceptions import ResponseError
 
 from penstock.loops import Sliced
-from streaming.errors import ConversationChanged, DecodeError, UnknownConversation
+from streaming.errors import ConversationChanged, DecodeError, QuotaExceeded, UnknownConversation
 from streaming.ids import new_conversation_id, partition_of
 from streaming.jobs.codec import decode_metadata, encode_metadata
 from streaming.jobs.quotas import Quotas, exceeded
@@ -21,6 +22,7 @@ from streaming.jobs.records import read_number
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, place_of
+from streaming.store.monitor import Headroom
 
 OVERHEAD_BYTES = 256
 """What every conversation counts as in its tenant's quota, besides its items and its metadata."""
@@ -58,11 +60,17 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 _ITEM = msgspec.json.Decoder(ConversationItem)
 
 
-class Conversations:
-    """Conversations of all tenants. Every async method raises Unavailable."""
+def _refusal(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int], most: int | str) -> QuotaExceeded:
+    """The error of a write whose script has found too little room; `left` and `most` as `_room` has them."""
+    return exceeded(quota, answer if most == left.get("requests") else [b"quota", b"share"], left)
 
-    def __init__(self, client: RedisClient) -> None:
-        self._client, self._quotas = client, Quotas(client)
+
+class Conversations:
+    """Conversations of all tenants. Every async method raises Unavailable. With a `headroom`, they count against their
+    tenant's share of the store."""
+
+    def __init__(self, client: RedisClient, headroom: Headroom | None = None) -> None:
+        self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
 
     async def create(
         self,
@@ -75,12 +83,11 @@ class Conversations:
         """Store a new conversation. Raises QuotaExceeded."""
         keep_s = self._client.settings.retention_s
         partition = self._partition(conversation_id)
-        left = await self._quotas.left(tenant, partition, quota)
-        most = left.get("requests", "")
+        left, most = await self._room(tenant, partition, quota)
         args = (conversation_id, tenant, encode_metadata(metadata), keep_s, OVERHEAD_BYTES, most, *_encoded(items))
         answer = await self._client.call("put_conversation", partition, *args)
         if isinstance(answer, list):
-            raise exceeded(quota, answer, left)
+            raise _refusal(quota, answer, left, most)
         numbered = tuple(_numbered(item, number) for number, item in enumerate(items, 1))
         return Conversation(
             id=conversation_id, tenant=tenant, created_ms=int(answer), metadata=metadata, items=numbered
@@ -148,11 +155,11 @@ class Conversations:
         quota: QuotaSettings = UNLIMITED,
     ) -> None:
         tenant, turn, partition = conversation.tenant, conversation.turn, self._partition(conversation.id)
-        left = await self._quotas.left(tenant, partition, quota)
+        left, most = await self._room(tenant, partition, quota)
         args = (
             conversation.id, tenant, "" if any_version else conversation.version, turn,
             turn if turn_after is None else turn_after, self._client.settings.retention_s, metadata,
-            left.get("requests", ""),
+            most,
             ",".join(f"{item.number}:{item.id}" for item in dropped), *_encoded(items),
         )  # fmt: skip
         match await self._client.call("amend_conversation", partition, *args):
@@ -161,7 +168,13 @@ class Conversations:
             case b"changed":
                 raise ConversationChanged(conversation.id)
             case [*answer]:
-                raise exceeded(quota, answer, left)
+                raise _refusal(quota, answer, left, most)
+
+    async def _room(self, tenant: str, partition: int, quota: QuotaSettings) -> tuple[Mapping[str, int], int | str]:
+        """What the tenant's quotas leave, and the bytes that its requests and conversations may take; "": any."""
+        left = await self._quotas.left(tenant, partition, quota)
+        share = None if self._headroom is None else self._headroom.share(partition, quota.store_share)
+        return left, min([each for each in (left.get("requests"), share) if each is not None], default="")
 
     def new_id(self, partition: int) -> str:
         """Make the id of a conversation in a partition."""

@@ -30,7 +30,7 @@ from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
 from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
-from streaming.jobs.waiting import FIRST, Cost, QueuePosition, cost_of
+from streaming.jobs.waiting import FIRST, JOB_BYTES, Cost, QueuePosition, cost_of
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, ScriptBatcher
 from streaming.store.monitor import FULL, Headroom, Reservation
@@ -154,6 +154,7 @@ class Queue:
             "preview": "" if part else preview_of(job.prompt),
             "quotas": left or None,
             "share": reserved.share_of_tenant,
+            "job_bytes": JOB_BYTES,
         }
         args = (_encode(given), body, encode_metadata(job.metadata))
         answer: Sequence[Any] = ()

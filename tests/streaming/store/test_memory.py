@@ -19,6 +19,7 @@ from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, QuotaEx
 from streaming.fleet.processes import Fleet
 from streaming.ids import new_job_id, partition_of
 from streaming.jobs.codec import Delta, Run, Section, Terminal
+from streaming.jobs.conversations import ConversationItem, Conversations
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
@@ -204,6 +205,23 @@ async def test_no_tenant_takes_more_than_its_share(small: tuple[RedisClient, Red
     await queue.stop(rest, waiting_only=True)
     assert await tenant_owed(wire, 0) == await tenant_owed(wire, 1) == 0
     await queue.put(again(queue, job), quota=quota)
+
+
+async def test_conversations_count_against_their_tenants_share(small: tuple[RedisClient, Redis]) -> None:
+    wire, client = small
+    _, headroom = await door(wire, client)
+    conversations, quota = Conversations(wire, headroom), QuotaSettings(store_share=0.05)
+    text = msgspec.Raw(msgspec.json.encode("x" * (MIB // 2)))
+    items = [ConversationItem("msg_1", text)]
+    made = await conversations.create(conversations.new_id(0), "t", {}, items, quota)
+    with pytest.raises(QuotaExceeded) as refused:
+        for number in range(2, 9):
+            await conversations.add(made, [ConversationItem(f"msg_{number}", text)], quota)
+            made = await conversations.read(made.id, "t")
+    assert refused.value.name == "store_share"
+    with pytest.raises(QuotaExceeded):
+        await conversations.create(conversations.new_id(0), "t", {}, items, quota)
+    await conversations.create(conversations.new_id(0), "other", {}, items, quota)
 
 
 async def tenant_owed(wire: RedisClient, partition: int) -> int:
