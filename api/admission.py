@@ -25,6 +25,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope
 
+from api.auth.answers import is_key_ended
 from api.auth.keys import Caller
 from api.openai import errors
 from api.openai.errors import ApiError, Wait
@@ -164,7 +165,7 @@ class PreparedRequests:
     `user` and `metadata`, ends with the next `clear`, every few seconds."""
 
     def __init__(self) -> None:
-        self._cache: dict[tuple[Kind, _Options, str, Priority, bool], PreparedRequest] = {}
+        self._cache: dict[tuple[Kind, _Options, str, Priority, tuple[str, ...], bool], PreparedRequest] = {}
 
     def clear(self) -> None:
         """Prepare every request anew from now on."""
@@ -182,7 +183,7 @@ class PreparedRequests:
         if plain is None:
             return prepare(services, caller, read_request(services, state, kind, body), waits=waits)
         options, turns = plain
-        key = (kind, options, caller.tenant, caller.ceiling, waits)
+        key = (kind, options, caller.tenant, caller.ceiling, caller.models, waits)
         known = self._cache.get(key)
         if known is None or known.card is not services.cards.get(known.job.model):
             asked = read_request(services, state, kind, body)
@@ -219,8 +220,15 @@ def read_request(services: Services, state: dict[str, Any], kind: Kind, body: by
     asked = parse(kind, body)
     check_choices(asked, services.settings.max_choices_per_request)
     services.model(asked.model)
+    check_model(state["caller"], asked.model)
     state["model"] = asked.model
     return asked
+
+
+def check_model(caller: Caller, model: str) -> None:
+    """Raise ApiError (403) if the caller's key is not for this model."""
+    if caller.models and model not in caller.models:
+        raise errors.outside_of_key("models", model)
 
 
 def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) -> PreparedRequest:
@@ -424,8 +432,8 @@ async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffe
 def unanswered(services: Services, error: BaseException, key: str, cancel: Callable[[], Awaitable[object]]) -> ApiError:
     """Return the answer to a request whose put was not answered and may have succeeded. `error`: Unavailable, or that
     this process stops; `key`: the idempotency key of the request; `cancel` takes back what was put."""
-    if isinstance(error, asyncio.CancelledError):  # drain_s is over
-        return errors.put_cut_off()
+    if isinstance(error, asyncio.CancelledError):  # drain_s is over, or the caller's key has ended
+        return errors.key_ended() if is_key_ended(error) else errors.put_cut_off()
     if key:  # the client's retry finds what was put
         return errors.acceptance_unknown()
     services.spawn(withdraw(cancel))  # without a key no client could find it

@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.admin.overview import LiveOverview
+from api.auth.answers import is_key_ended
 from api.auth.guard import RequestGuard, error_response
 from api.auth.hosts import PROBES
 from api.chat import JobEndpoint
@@ -147,10 +148,12 @@ class Observed:
         try:
             with span:
                 await self._app(scope, receive, stamped)
-        except asyncio.CancelledError:  # drain_s is over
-            if "status" in state:
+        except asyncio.CancelledError as cut:  # drain_s is over, or the caller's key has ended
+            if "status" not in state:
+                told = errors.key_ended() if is_key_ended(cut) else errors.draining()
+                await error_response(self._services, told)(scope, receive, stamped)
+            elif not is_key_ended(cut):
                 raise
-            await error_response(self._services, errors.draining())(scope, receive, stamped)
         finally:
             del state["server_send"], state["head_of"]  # they refer to the scope: break the cycle
             status, route = state.get("status", 500), state.get("route", UNLISTED)

@@ -32,6 +32,8 @@ from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch
 async def create(request: Request) -> Response:
     """POST /v1/batches: accept the batch durably and return it."""
     services, caller = services_of(request), caller_of(request)
+    if caller.models:  # its lines name any model, and are read later
+        raise errors.outside_of_key("models", "batches")
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
     asked = _asked(body)
     if services.refusal:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.admission import admit, header, services_of
+from api.admission import admit, caller_of, check_model, header, services_of
 from api.jobs import accepted_response, as_json
 from api.openai.schemas import Kind
 from api.services import Services
@@ -59,7 +59,8 @@ async def listing(request: Request) -> Response:
     """GET /v1/models: list every configured model."""
     services = services_of(request)
     await services.learn_cards()
-    return as_json({"object": "list", "data": [_model(services, name) for name in services.models]})
+    allowed = caller_of(request).models or services.models
+    return as_json({"object": "list", "data": [_model(services, name) for name in services.models if name in allowed]})
 
 
 async def show(request: Request) -> Response:
@@ -67,6 +68,7 @@ async def show(request: Request) -> Response:
     services = services_of(request)
     name = request.path_params["model"]
     services.model(name)
+    check_model(caller_of(request), name)
     await services.learn_cards()
     return as_json(_model(services, name))
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admission import Admitted, admit, caller_of, services_of
+from api.auth.answers import is_key_ended
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.fields import UNKNOWN, StrictBody
@@ -234,8 +235,8 @@ async def wait_for_end(request: Request, job_id: str, seconds: float) -> JobReco
                 not (state.final or buffer.terminal or buffer.hung_up) and (left_s := deadline - time.monotonic()) > 0
             ):
                 await buffer.take(left_s)
-    except asyncio.CancelledError:  # drain_s is over
-        raise errors.wait_cut_off(job_id, repeatable=True) from None
+    except asyncio.CancelledError as error:  # drain_s is over, or the caller's key has ended
+        raise (errors.key_ended() if is_key_ended(error) else errors.wait_cut_off(job_id, repeatable=True)) from None
     finally:
         services.relay.close(buffer)
     client.check()

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic.json_schema import models_json_schema
 
+from api.admin.keys import KeyRequest, KeyUpdate
 from api.admin.pools import PoolOverride
 from api.openai.batch_lines import BatchRequest
 from api.openai.responses.items import ConversationRequest, ConversationUpdate, ItemsRequest
@@ -315,14 +316,25 @@ OVERVIEW = object_of(
     actions=list_of(ACTION),
 )
 READABLE = told(BOOLEAN, "Whether your key may read its request and answer, at /v1/jobs.")
-KEY_LIMIT = maybe(told(INTEGER, "null: as [quotas] says."))
-KEY = object_of(
+KEY_LIMIT = maybe(told(NUMBER, "null: as [quotas] says."))
+CONFIGURED_KEY = object_of(
     object=word_of("key"),
     **each(STRING, "name", "tenant"),
     highest_lane=words_of(Priority),
     admin=BOOLEAN,
     batch_tokens=maybe(INTEGER),
     quotas=object_of(**each(KEY_LIMIT, *QuotaSettings.__struct_fields__)),
+    **each(list_of(STRING), "models", "endpoints"),
+)
+CREATED_KEY = object_of(
+    object=word_of("key"),
+    **each(STRING, "id", "name", "tenant", "label", "created_by"),
+    highest_lane=words_of(Priority),
+    admin=BOOLEAN,
+    **each(list_of(STRING), "models", "endpoints"),
+    state=word_of("valid", "expired", "revoked"),
+    created_at=INTEGER,
+    **each(maybe(INTEGER), "expires_at", "revoked_at", "last_used_at"),
 )
 
 
@@ -422,10 +434,14 @@ ANSWERS: dict[str, Schema] = {
         object=word_of("tenant"),
         tenant=STRING,
         **each(INTEGER, "jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes"),
-        limits=object_of(**each(maybe(told(INTEGER, "null: no limit.")), *QuotaSettings.__struct_fields__)),
+        limits=object_of(**each(maybe(told(NUMBER, "null: no limit.")), *QuotaSettings.__struct_fields__)),
     ),
     "TenantList": list_named("Tenant"),
-    "KeyList": object_of(object=word_of("list"), data=list_of(KEY)),
+    "ConfiguredKey": CONFIGURED_KEY,
+    "CreatedKey": CREATED_KEY,
+    "NewKey": extended(CREATED_KEY, key=told(STRING, "The key, which no other answer shows."))
+    | {"required": [*CREATED_KEY["required"], "key"]},
+    "KeyList": object_of(object=word_of("list"), data=list_of(any_of("ConfiguredKey", "CreatedKey"))),
     "ConsoleSession": object_of(
         object=word_of("console.session"),
         name=maybe(told(STRING, "Name of the admin key; null: the admin token.")),
@@ -623,7 +639,7 @@ def _request_schemas() -> dict[str, Schema]:
     """Render all models in one call, so that they share their definitions."""
     models = (
         *(*MODELS.values(), *JOB_MODELS.values(), BatchRequest),
-        *(ConversationRequest, ConversationUpdate, ItemsRequest, PoolOverride),
+        *(ConversationRequest, ConversationUpdate, ItemsRequest, PoolOverride, KeyRequest, KeyUpdate),
     )
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple
 
 from starlette.routing import compile_path
 
 from api import batches, chat, conversations, durable, events, files, health, jobs, responses, timing
 from api.admin import jobs as all_jobs
-from api.admin import letters, overview, pools, tenants
+from api.admin import keys, letters, overview, pools, tenants
 from api.console import pages
 
 CONSOLE = "/console/"
@@ -245,7 +246,16 @@ ROUTES = (
           "AdminJob", errors=(410,)),
     Route("POST", "/admin/jobs/{job_id}/cancel", all_jobs.cancel, ADMIN, "Cancel any job", "AdminJob",
           action="job.cancel", errors=(410,)),
-    Route("GET", "/admin/keys", tenants.keys, ADMIN, "List the configured keys", "KeyList"),
+    Route("GET", "/admin/keys", keys.listing, ADMIN, "List the keys", "KeyList"),
+    Route("POST", "/admin/keys", keys.create, ADMIN, "Create a key, which is shown only in this answer", "NewKey", 201,
+          "key.create", bodies=("KeyRequest",), errors=(404,)),
+    Route("GET", "/admin/keys/{key_id}", keys.show, ADMIN, "Show a created key", "CreatedKey"),
+    Route("POST", "/admin/keys/{key_id}", keys.update, ADMIN, "Change a created key", "CreatedKey",
+          action="key.update", bodies=("KeyUpdate",), errors=(409,)),
+    Route("POST", "/admin/keys/{key_id}/rotate", keys.rotate, ADMIN, "Replace the secret of a created key", "NewKey",
+          action="key.rotate", errors=(409,)),
+    Route("DELETE", "/admin/keys/{key_id}", keys.revoke, ADMIN, "Revoke a created key", "CreatedKey",
+          action="key.revoke"),
     Route("GET", "/admin/webhooks", letters.list_messages, ADMIN, "List webhook messages", "WebhookMessageList",
           params=_PAGE),
     Route("GET", "/admin/webhooks/{message_id}", letters.show_message, ADMIN, "Show a webhook message",
@@ -283,3 +293,10 @@ ROUTES = (
 )  # fmt: skip
 
 TABLE = AccessTable(ROUTES)
+
+
+@cache
+def endpoint_of(path: str) -> str:
+    """Return the endpoint that a path of the table belongs to, as keys name it: the word behind /v1/, or the first."""
+    words = path.strip("/").split("/")
+    return words[1] if words[0] == "v1" else words[0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.admission import PreparedRequests
+from api.auth.answers import OpenAnswers
 from api.auth.console import ConsoleAccess
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import model_not_found
@@ -23,6 +24,7 @@ from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
 from streaming.events import EventSettings, EventSubscriptions, Webhooks
+from streaming.fleet.api_keys import VERSION, ApiKeys
 from streaming.fleet.plans import LEADER, PLANS, Overrides, Plans, overrides_of, stall_of
 from streaming.fleet.processes import ConsoleSessions, Fleet, processes_of
 from streaming.fleet.settings import ModelSettings
@@ -83,8 +85,6 @@ class Services:
 
     def __post_init__(self) -> None:
         store_client = self.store_client
-        if len(self.keyring.tenants) > 1:
-            self.quota_settings = self.quota_settings.over(SEVERAL)
         self.headroom, self.file_store = Headroom(store_client), FileStore(self.files_settings.dir)
         self.queue, self.job_reader = Queue(store_client, self.headroom, self.weights), JobReader(store_client)
         self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
@@ -97,16 +97,22 @@ class Services:
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
         self.deliveries = Deliveries(store_client)
+        self.api_keys, self.open_answers = ApiKeys(store_client), OpenAnswers()
+        self.used_keys: dict[str, int] = {}
+        """When created keys were used (Unix milliseconds), by id, as far as it is not stored yet."""
+        self._keys_version = -1
         self.console = ConsoleAccess(self.keyring, ConsoleSessions(store_client))
         self.prepared = PreparedRequests()
+        self._shared_quotas = self.quota_settings.over(SEVERAL)
         self.waits = WaitEstimates(store_client.settings.partitions)
         self.wait_sampler = WaitSampler(self.job_reader, self.waits.errors)
 
     async def start(self) -> None:
         """Subscribe to replies and start the background loops."""
         await self.relay.start()
-        with contextlib.suppress(Unavailable, TimeoutError):  # `keep` retries; until then jobs get no timestamps here
+        with contextlib.suppress(Unavailable, TimeoutError):  # retried; until then jobs get no timestamps here
             async with asyncio.timeout(CLOCK_TIMEOUT_S):
+                await self.read_keys()
                 await self.clock.renew()
         for work in (
             self.store.keep_looking,
@@ -151,7 +157,12 @@ class Services:
 
     def quotas(self, caller: Caller) -> QuotaSettings:
         """Return the storage quotas of the caller's tenant."""
-        return self.quota_settings if caller.quotas is UNLIMITED else caller.quotas.over(self.quota_settings)
+        return self.general_quotas if caller.quotas is UNLIMITED else caller.quotas.over(self.general_quotas)
+
+    @property
+    def general_quotas(self) -> QuotaSettings:
+        """What holds for every tenant that has no quotas of its own."""
+        return self.quota_settings if len(self.keyring.tenants) < 2 else self._shared_quotas
 
     def model(self, name: str) -> ModelSettings:
         """Return a model's settings. Raises ApiError (404)."""
@@ -176,6 +187,11 @@ class Services:
         )
         await reaper.keep_sweeping(SWEEP_INTERVAL_S)
 
+    async def read_keys(self) -> None:
+        """Take over the created keys. Raises Unavailable."""
+        self._keys_version = await self.store_client.ask(VERSION)  # before them: a later change is read again
+        self.keyring.learn(await self.api_keys.read())
+
     async def learn_cards(self) -> None:
         """Read the cards, if one of a configured model is not known yet: a worker may have just loaded it."""
         if not self.cards.keys() >= self.models.keys():
@@ -187,6 +203,9 @@ class Services:
             self.metrics.flush()
             self.prepared.clear()
             self.cards = await self.fleet.cards()
+            if self.used_keys:
+                used, self.used_keys = self.used_keys, {}
+                await self.api_keys.note_used(used)
 
         expected = ExpectedErrors(Unavailable, log.debug, "model cards not refreshed: %s")
         await run_periodically(refresh, CARDS_INTERVAL_S, expected)
@@ -196,9 +215,12 @@ class Services:
         async with contextlib.aclosing(self.plans.news(PLANS_INTERVAL_S)) as news:
             async for _ in news:
                 with expected:
-                    workers, plans, overrides, lead, now_ms = await self.store_client.ask_all(
-                        processes_of("worker"), PLANS, overrides_of(self.models), LEADER, NOW
+                    workers, plans, overrides, lead, now_ms, version = await self.store_client.ask_all(
+                        processes_of("worker"), PLANS, overrides_of(self.models), LEADER, NOW, VERSION
                     )
+                    if version != self._keys_version or not self.keyring.known:
+                        await self.read_keys()
+                    self.open_answers.end(self.keyring.is_valid)
                     self.waits.plans.learn(plans, now_ms)
                     stalls = {}
                     for model, settings in self.models.items():

@@ -21,6 +21,12 @@ ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[
 """An Origin header as browsers send it: lower case, nothing after the port."""
 
 
+ENDPOINTS = frozenset((
+    *("chat", "completions", "responses", "conversations", "embeddings", "rerank", "tokenize", "detokenize"),
+    *("jobs", "files", "batches", "models"),
+))  # fmt: skip
+"""What a key may be for: the word behind /v1/ in a path, or its first."""
+
 NO_HASH = "this is not a SHA-256 (64 hex digits). Put the hash here, not the key: printf %s KEY | sha256sum"
 """Error text for a malformed hash. It never shows the value, which may be a key."""
 
@@ -127,6 +133,13 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that this tenant's unfinished batches may add up to; None: [batch] enqueued_tokens."""
     quotas: QuotaSettings = UNLIMITED
     """Storage quotas of this tenant; what is not set here comes from [quotas]."""
+    models: tuple[str, ...] = ()
+    """The models that it may use; empty: all. A key with models may not create batches, whose lines name any."""
+    endpoints: tuple[str, ...] = ()
+    """What it may call, by the word behind /v1/ in the path, such as chat, responses or jobs; empty: all."""
 
     def __post_init__(self) -> None:
+        for name in self.endpoints:
+            if name not in ENDPOINTS:
+                raise ValueError(f"endpoints: {name!r} is none of {', '.join(sorted(ENDPOINTS))}")
         check_tenant("tenant", self.tenant)

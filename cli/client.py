@@ -295,11 +295,11 @@ def _kept_key(path: Path) -> str:
         raise Problem(f"{path} belongs to another user", next_step=next_step, code="key_unreadable") from error
 
 
-BEGINNING = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{4,31}|[0-9]{1,3}-[0-9]{4,15}")
+BEGINNING = re.compile(r"(?:job_|batch_|msg_|key_)[0-9a-f]{4,31}|[0-9]{1,3}-[0-9]{4,15}")
 """Beginning of an id. At least four digits, because commands that cancel and drop take beginnings, too."""
 DIGITS = re.compile(r"[0-9a-f]{1,32}")
 """An id without the word at its front."""
-TOO_SHORT = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{0,3}|[0-9]{1,3}-[0-9]{0,3}")
+TOO_SHORT = re.compile(r"(?:job_|batch_|msg_|key_)[0-9a-f]{0,3}|[0-9]{1,3}-[0-9]{0,3}")
 MAX_NAMED = 5
 """Candidates that an error names."""
 
@@ -320,6 +320,7 @@ LISTINGS = {
     "batch_id": Listing("/v1/batches", "batch", "batch_"),
     "letter_id": Listing("/admin/dlq", "dead letter", other="job_id", whole=False),
     "message_id": Listing("/admin/webhooks", "webhook message", "msg_", whole=False),
+    "key_id": Listing("/admin/keys", "key", "key_", whole=False),
 }
 """By the name of a command's argument."""
 

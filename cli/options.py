@@ -27,7 +27,7 @@ from penstock.config import Config, load
 from streaming.batches.file_store import FilesSettings
 from streaming.redis.settings import RedisSettings
 
-IDS = ("job_id", "batch_id", "letter_id", "message_id")
+IDS = ("job_id", "batch_id", "letter_id", "message_id", "key_id")
 """Arguments that are ids."""
 
 
@@ -221,12 +221,12 @@ TAKEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ps", "store"), ("data_dir", "redis_url")),
     **dict.fromkeys(("up", "doctor", "report"), ("data_dir", "redis_url", "config")),
     **dict.fromkeys(
-        ("chat", "submit", "jobs", "batch", "dlq", "webhooks", "tenants", "scale", "console", "top"),
+        ("chat", "submit", "jobs", "batch", "dlq", "webhooks", "keys", "tenants", "scale", "console", "top"),
         ("data_dir", "redis_url", "url"),
     ),
 }
 """By command or group, its parameters that choose the deployment. A table, because an import of the command is slow."""
-GROUPS = ("jobs", "batch", "dlq", "webhooks", "scale", "store")
+GROUPS = ("jobs", "batch", "dlq", "webhooks", "keys", "scale", "store")
 PASSWORD = re.compile(r"[a-z+]+://[^/@]*:[^/@]+@")
 """Not repeated: `--redis-url` asks for it in PENSTOCK_REDIS_URL, which the suggested command reads."""
 

@@ -211,6 +211,13 @@ FLEET = (
     # By role and life: what a process says of itself; a life is a random id that no other process has, and no other
     # start of the same process. Writers: report. Lifetime: 10 s.
     Key("proc:{}", "string"),
+    # Created API keys by id: hash, tenant, rights. Writers: keep_api_key. Lifetime: for ever; revoked ones stay, so
+    # that a store that has had keys is not taken for one without.
+    Key("api-keys", "hash"),
+    # Grows with every change of them. Writers: keep_api_key. Lifetime: for ever.
+    Key("api-keys-version", "string"),
+    # When each was last used (ms), to a few seconds. Writers: API processes. Lifetime: for ever.
+    Key("api-keys-used", "hash"),
     # Model cards by model name. Writers: card, by a worker that has loaded. Lifetime: for ever.
     Key("card", "hash"),
     # The scheduler that acts, by the name it leads under. Writers: lead. Lifetime: a few seconds.

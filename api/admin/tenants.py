@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admission import services_of
-from api.auth.keys import Caller
-from api.jobs import as_json, fields_of
+from api.jobs import as_json
 from api.openai import errors
 from api.services import Services
 from streaming.ids import TENANT_NAME
@@ -42,21 +41,6 @@ async def show(request: Request) -> Response:
 async def _tenant(services: Services, tenant: str) -> dict[str, Any]:
     """Render a tenant's usage and limits. Raises Unavailable."""
     usage = await services.quota_usage.usage(tenant)
-    limits = services.keyring.quotas_of(tenant).over(services.quota_settings)
+    limits = services.keyring.quotas_of(tenant).over(services.general_quotas)
     used = msgspec.structs.asdict(usage)
     return {"object": "tenant", "tenant": tenant, **used, "limits": msgspec.structs.asdict(limits)}
-
-
-# --- keys -------------------------------------------------------------------------------------------------------------
-
-
-async def keys(request: Request) -> Response:
-    """GET /admin/keys: list the keys by name; a server without keys has none."""
-    callers = sorted(services_of(request).keyring.callers, key=lambda caller: caller.name)
-    return as_json({"object": "list", "data": [_key(caller) for caller in callers]})
-
-
-def _key(caller: Caller) -> dict[str, Any]:
-    quotas = msgspec.structs.asdict(caller.quotas)
-    shown = fields_of(caller, "name", "tenant", "admin", "batch_tokens")
-    return {"object": "key", **shown, "highest_lane": caller.ceiling.value, "quotas": quotas}

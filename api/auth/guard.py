@@ -7,6 +7,7 @@ Endpoints read the caller from `scope["state"]["caller"]` and authenticate nobod
 from __future__ import annotations
 
 import logging
+import time
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,10 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.auth import audit
 from api.auth.console import TOKEN_HEADER
 from api.auth.hosts import Senders
+from api.auth.keys import Caller
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import error_body
-from api.routes import TABLE, Access
+from api.routes import TABLE, Access, endpoint_of
 from api.services import Services
 from streaming.errors import Unavailable
 
@@ -42,16 +44,22 @@ class RequestGuard:
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services, self._keyring = app, services, services.keyring
-        settings, keyless = services.settings, self._keyring.open
-        self._senders = Senders(settings, keyless=keyless)
-        self._metrics = Access.ANYONE if settings.shows_metrics(keyless=keyless) else Access.ADMIN
+        self._adapt()
         self._logged: set[str] = set()
         """The refusals that this process has logged: each origin and host has one of its own."""
+
+    def _adapt(self) -> None:
+        """Read whether the server has keys, which the first created one changes."""
+        settings, self._keyless = self._services.settings, self._keyring.open
+        self._senders = Senders(settings, keyless=self._keyless)
+        self._metrics = Access.ANYONE if settings.shows_metrics(keyless=self._keyless) else Access.ADMIN
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._keyring.open is not self._keyless:
+            self._adapt()
         state, path, answer = scope["state"], scope["path"], None
         found = TABLE.find(scope["method"], path)
         if found is not None:
@@ -64,6 +72,7 @@ class RequestGuard:
                 answer = self._unlisted(scope)
             else:
                 await self._authenticate(found.route.access, scope)
+                self._check_scope(found.route.path, state.get("caller"))
         except ApiError as error:
             if path.startswith("/admin"):
                 audit.refused(scope, found, error)
@@ -72,8 +81,14 @@ class RequestGuard:
         if answer is not None:
             await answer(scope, receive, send)
             return
+        caller: Caller | None = state.get("caller")
         try:
-            await self._app(scope, receive, send)
+            if caller is None or caller.created is None:
+                await self._app(scope, receive, send)
+            else:
+                self._services.used_keys[caller.name] = int(time.time() * 1000)
+                with self._services.open_answers.of(caller.name):
+                    await self._app(scope, receive, send)
         finally:
             if found is not None and found.route.action:
                 audit.acted(scope, found)
@@ -88,6 +103,12 @@ class RequestGuard:
         if preflight is None:
             raise errors.method_not_allowed({*methods, "HEAD"} if "GET" in methods else methods)
         return preflight
+
+    @staticmethod
+    def _check_scope(path: str, caller: Caller | None) -> None:
+        """Raise ApiError (403) if the caller's key is not for this path."""
+        if caller is not None and caller.endpoints and (name := endpoint_of(path)) not in caller.endpoints:
+            raise errors.outside_of_key("endpoints", name)
 
     async def _authenticate(self, access: Access, scope: Scope) -> None:
         """Note the caller in the scope, unless the route is open to anyone: the holder of a key or, with the token of a
@@ -106,7 +127,8 @@ class RequestGuard:
             if state["caller"] is not None:
                 return
         authorization = headers.get(b"authorization", b"").decode("latin-1")
-        if access is Access.CALLER or not keyring.open:  # so that the audit log names a refused key, too
+        is_keyless = keyring.open or keyring.is_admin_token(authorization)
+        if access is Access.CALLER or not is_keyless:  # so that the audit log names a refused key, too
             state["caller"] = keyring.caller(authorization)
         if access is Access.ADMIN:
             state["caller"] = keyring.admin(authorization)

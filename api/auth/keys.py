@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from api.auth.hosts import is_loopback
 from api.openai import errors
 from api.settings import ApiSettings, KeySettings
 from penstock.config import ConfigError
+from streaming.fleet.api_keys import CreatedKey
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.order import Priority
 
@@ -23,12 +25,16 @@ class Caller:
     tenant: str
     ceiling: Priority
     name: str = ""
+    """For a created key, its id."""
     admin: bool = False
     """May call /admin."""
     batch_tokens: int | None = None
-    """See KeySettings."""
+    """See KeySettings, as for the following three."""
     quotas: QuotaSettings = UNLIMITED
-    """See KeySettings."""
+    models: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    created: CreatedKey | None = None
+    """Its key, if an admin has created it here."""
 
 
 LOCAL_CALLER = Caller("local", Priority.INTERACTIVE)
@@ -40,6 +46,10 @@ OPERATOR = Caller("local", Priority.INTERACTIVE, admin=True)
 class Keyring:
     """All keys of a deployment, and the admin token that replaces an admin key where there are none.
 
+    Keys are rows of the settings and those that admins have created. All of them count; of two with the same hash, the
+    row. A server is open to anyone on its machine as long as it has no row and no key was ever created: revoked and
+    expired keys keep the door closed. The admin token counts as long as there are no rows.
+
     Raises ConfigError if two rows hold the same key.
     """
 
@@ -47,28 +57,51 @@ class Keyring:
         # A dictionary by keyed digest costs the same for any number of keys and leaks nothing by timing: without this
         # process's random pepper no attacker can choose a key near a stored digest.
         self._pepper = secrets.token_bytes(32)
-        self._callers: dict[bytes, Caller] = {}
-        self._admins: dict[str, tuple[Caller, bytes]] = {}
-        """Who may use the console, by name, each with the hash of its key."""
+        self._rows: dict[bytes, Caller] = {}
+        self._seals: dict[str, tuple[Caller, bytes]] = {}
+        """Who may use the console because of the settings, by name, each with the hash of its key."""
         for name, key in keys.items():
             digest = self._digest(bytes.fromhex(key.sha256))
-            if digest in self._callers:
-                other = self._callers[digest].name
+            if digest in self._rows:
+                other = self._rows[digest].name
                 raise ConfigError(f"keys.{name}", f"the same key as keys.{other}", "make a new one")
-            self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas)
+            self._rows[digest] = Caller(
+                key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas, key.models, key.endpoints
+            )
             if key.admin:
-                self._admins[name] = (self._callers[digest], bytes.fromhex(key.sha256))
+                self._seals[name] = (self._rows[digest], bytes.fromhex(key.sha256))
+        self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
+        self.has_admin_token = not self._rows and bool(self._admin_token)
+        """Whether there are no rows, but an admin token for /admin."""
+        if self.has_admin_token:
+            self._seals[OPERATOR.name] = (OPERATOR, bytes.fromhex(admin_token_sha256))
+        self._take({})
+        self.known = bool(self._rows)
+        """Whether `learn` was called, or need not be: without rows nobody is served before."""
+
+    def learn(self, created: Mapping[str, CreatedKey | None]) -> None:
+        """Take over the created keys, by id; None for one that cannot be read."""
+        self._take(created)
+        self.known = True
+
+    def _take(self, created: Mapping[str, CreatedKey | None]) -> None:
+        self._created = {key.id: key for key in created.values() if key is not None}
+        self._callers, self._admins = dict(self._rows), dict(self._seals)
+        for key in self._created.values():
+            if key.revoked_ms is not None:
+                continue
+            caller = Caller(
+                key.tenant, key.priority, key.id, key.admin, None, UNLIMITED, key.models, key.endpoints, key
+            )
+            self._callers.setdefault(self._digest(bytes.fromhex(key.sha256)), caller)
+            if key.admin:
+                self._admins.setdefault(key.id, (caller, bytes.fromhex(key.sha256)))
         self.callers = tuple(self._callers.values())
-        """The holder of each key."""
-        self.open = not self.callers
+        """The holder of each key, also of those that have expired."""
+        self.open = not self._rows and not created
         """Whether the server has no keys and serves anyone on this machine."""
         self.tenants = frozenset(caller.tenant for caller in self.callers or (LOCAL_CALLER,))
         """The tenants of all keys; without keys, the local one."""
-        self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
-        self.has_admin_token = self.open and bool(self._admin_token)
-        """Whether there are no keys, but an admin token for /admin."""
-        if self.has_admin_token:
-            self._admins[OPERATOR.name] = (OPERATOR, bytes.fromhex(admin_token_sha256))
         self.administrator = next((caller for caller, _ in self._admins.values()), None)
         """The first who may administer; None if nobody may."""
 
@@ -81,18 +114,26 @@ class Keyring:
         return found
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return the caller of the key in an Authorization header. Raises ApiError (401)."""
+        """Return the caller of the key in an Authorization header. Raises ApiError (401, 503)."""
+        if not self.known:
+            raise errors.store_unavailable(read=True)
         if self.open:
             return LOCAL_CALLER
         digest = self._sent(authorization)
         if not digest:
             raise errors.invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
-        if digest not in self._callers:
+        found = self._callers.get(digest)
+        if found is None:
             raise errors.invalid_api_key("This API key is not known here.")
-        return self._callers[digest]
+        if has_expired(found):
+            raise errors.invalid_api_key("This API key has expired.")
+        return found
 
     def admin(self, authorization: str | None) -> Caller:
-        """Return the caller of an admin key or, without keys, of the admin token. Raises ApiError (401, 403)."""
+        """Return the caller of an admin key or, without keys in the settings, of the admin token. Raises ApiError (401,
+        403)."""
+        if self.is_admin_token(authorization):
+            return OPERATOR
         if not self.open:
             caller = self.caller(authorization)
             if not caller.admin:
@@ -100,9 +141,16 @@ class Keyring:
             return caller
         if not self._admin_token:
             raise errors.admin_not_configured()
-        if not hmac.compare_digest(self._sent(authorization), self._admin_token):
-            raise errors.admin_token_required()
-        return OPERATOR
+        raise errors.admin_token_required()
+
+    def is_admin_token(self, authorization: str | None) -> bool:
+        """Whether an Authorization header holds the admin token, if that counts."""
+        return self.has_admin_token and hmac.compare_digest(self._sent(authorization), self._admin_token)
+
+    def is_valid(self, key_id: str) -> bool:
+        """Whether a created key opens anything now."""
+        key = self._created.get(key_id)
+        return key is not None and key.is_valid(int(time.time() * 1000))
 
     def seal(self, name: str, secret: str) -> str:
         """Return the proof that the holder of an admin key (by its name) has opened a session of the console with this
@@ -114,7 +162,8 @@ class Keyring:
         seal is forged."""
         if name not in self._admins or not hmac.compare_digest(self.seal(name, secret).encode(), seal.encode()):
             return None
-        return self._admins[name][0]
+        found = self._admins[name][0]
+        return None if has_expired(found) else found
 
     def _sent(self, authorization: str | None) -> bytes:
         """Return the digest of the key in an Authorization header; b"" without one."""
@@ -124,6 +173,11 @@ class Keyring:
 
     def _digest(self, sha256: bytes) -> bytes:
         return hmac.digest(self._pepper, sha256, "sha256")
+
+
+def has_expired(caller: Caller) -> bool:
+    """Whether the key of a caller has an end that is over."""
+    return caller.created is not None and not caller.created.is_valid(int(time.time() * 1000))
 
 
 def check_exposure(host: str, keyring: Keyring) -> None:

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import Admitted
+from api.auth.answers import is_key_ended
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import ChunkRenderer, encode_json, error_body, error_event, on_one_line, to_json
@@ -364,11 +365,11 @@ class Reply:
                 await self._answer(send, scope["state"])
         except ClientGone:
             await self._disconnected()
-        except asyncio.CancelledError:  # drain_s is over; no client has left, so the job goes on
+        except asyncio.CancelledError as error:  # drain_s is over; no client has left, so the job goes on
             if "status" in scope["state"]:
                 raise
             cut_off = errors.wait_cut_off(self._buffer.job_id, repeatable=self._admitted.keyed)
-            await self._send_error(send, cut_off)
+            await self._send_error(send, errors.key_ended() if is_key_ended(error) else cut_off)
         finally:
             self._services.relay.close(self._buffer)
             self._measure_end()
@@ -495,11 +496,9 @@ class StreamReply(Reply):
         except BaseException as error:
             # Shutdown or a bug: send an error frame before a started stream ends.
             if self._started:
-                fault = (
-                    errors.draining()
-                    if isinstance(error, asyncio.CancelledError)
-                    else errors.internal_error(self._request_id)
-                )
+                fault = errors.internal_error(self._request_id)
+                if isinstance(error, asyncio.CancelledError):
+                    fault = errors.key_ended() if is_key_ended(error) else errors.draining()
                 await self._break_off(send, fault)
             raise
         finally:

@@ -140,6 +140,14 @@ return 1
 redis.call('HSET', card_key(), ARGV[1], ARGV[2])
 return 1
 
+#!lua name=keep_api_key flags=allow-oom roles=api promise
+-- Stores a created API key, or changes one that is as its reader saw it. ARGV: id, its record as it was | '' if it is new,
+-- its record. Returns: 1 | 0 (it has changed meanwhile: nothing was written)
+if (redis.call('HGET', api_keys_key(), ARGV[1]) or '') ~= ARGV[2] then return 0 end
+redis.call('HSET', api_keys_key(), ARGV[1], ARGV[3])
+redis.call('INCR', api_keys_version_key())
+return 1
+
 #!lua name=console flags=allow-oom roles=api
 -- Stores a session of the console, or a link that opens one; or takes one out, so that it can be used once.
 -- ARGV: its digest, record | '' to take it out, ms it holds

@@ -41,6 +41,13 @@ def key_of(secret: str, tenant: str, **more: Any) -> KeySettings:
     return KeySettings(sha256=hashlib.sha256(secret.encode()).hexdigest(), tenant=tenant, **more)
 
 
+def keyless(admin_token_sha256: str = "") -> Keyring:
+    """No keys, also none in the store."""
+    ring = Keyring({}, admin_token_sha256)
+    ring.learn({})
+    return ring
+
+
 FAR_MS = 1 << 45
 """A plan of that time is as new as one can be, however long the test takes."""
 
@@ -87,13 +94,16 @@ async def api_in_process(
     keys: dict[str, KeySettings] | None = None,
     quotas: QuotaSettings = UNLIMITED,
     files: Path | None = None,
+    admin_token: str = "",
 ) -> AsyncIterator[LocalApi]:
-    """Serve on a free port of loopback until the block ends. The services close `client`. `files`: folder of files."""
+    """Serve on a free port of loopback until the block ends. The services close `client`. `files`: folder of files;
+    `admin_token`: of a server without keys."""
+    token = hashlib.sha256(admin_token.encode()).hexdigest() if admin_token else ""
     services = Services(
         settings=ApiSettings(),
         store_client=client,
         models={"sim": ModelSettings(engine="sim")},
-        keyring=Keyring(keys or {}),
+        keyring=Keyring(keys or {}, token),
         metrics=Metrics.start("", "api"),
         tracing=Tracing(),
         version="0",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from unittest.mock import Mock
 
 import pytest
-from api_in_process import key_of
+from api_in_process import key_of, keyless
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -47,7 +47,7 @@ def sha256(text: str) -> str:
 @cache
 def keyring(door: str) -> Keyring:
     if door == KEYLESS:
-        return Keyring({}, sha256(TOKEN))
+        return keyless(sha256(TOKEN))
     return Keyring({"plain": key_of("sk-plain", "a"), "root": key_of("sk-root", "ops", admin=True)})
 
 
@@ -167,7 +167,7 @@ async def test_with_keys_a_page_that_asks_first_is_told_the_setting() -> None:
 
 def test_senders_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """However many origins and hosts they make up, and no line is theirs."""
-    guard = RequestGuard(endpoint, cast(Services, SimpleNamespace(settings=ApiSettings(), keyring=Keyring({}))))
+    guard = RequestGuard(endpoint, cast(Services, SimpleNamespace(settings=ApiSettings(), keyring=keyless())))
     for number in range(10 * MAX_LOGGED):
         origin = f"https://{number}.example\n{{}}"
         for _ in range(2):
@@ -180,7 +180,7 @@ def test_senders_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
 async def test_without_a_token_nobody_is_an_admin() -> None:
     """Neither with an empty token nor with any other; the answer says how to get one."""
     for authorization in ("", "Bearer ", "Bearer x", f"Bearer {TOKEN}"):
-        told = await ask(Keyring({}), "GET", "/admin/pools", {"Authorization": authorization})
+        told = await ask(keyless(), "GET", "/admin/pools", {"Authorization": authorization})
         assert (told.status, told.code) == (403, "admin_not_configured")
 
 
@@ -361,7 +361,7 @@ async def test_refusals_of_a_server_without_keys_are_logged(caplog: pytest.LogCa
 
 async def test_the_log_says_why_a_page_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     """Once for each origin and host, with path and fix: a browser tells a page of a CORS or network error only."""
-    ring = Keyring({})
+    ring = keyless()
     for _ in range(3):
         assert (await ask(ring, "GET", "/v1/models", {"Origin": "https://once.example"})).status == 403
         assert (await ask(ring, "GET", "/v1/models", {"Host": "once-host.example"})).status == 421

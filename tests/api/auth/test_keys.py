@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 import pytest
-from api_in_process import key_of
+from api_in_process import key_of, keyless
 
 from api.auth.hosts import is_loopback, is_loopback_name
 from api.auth.keys import LOCAL_CALLER, Caller, Keyring, check_exposure
@@ -68,14 +68,14 @@ def test_of_several_keys_of_a_tenant_the_first_that_says_something_counts() -> N
 
 def test_without_keys_the_door_is_open() -> None:
     """A local server takes any caller, also one that sends a key."""
-    keyring = Keyring({})
+    keyring = keyless()
     assert keyring.open
     assert keyring.caller(None) == keyring.caller("Bearer anything") == LOCAL_CALLER
 
 
 def test_only_the_admin_token_administers_a_server_without_keys() -> None:
     """The answer says where the token is, and does not repeat what was sent."""
-    keyring = Keyring({}, hashlib.sha256(b"token").hexdigest())
+    keyring = keyless(hashlib.sha256(b"token").hexdigest())
     assert keyring.admin("Bearer token").admin
     for sent in ("", "Bearer old-token"):
         with pytest.raises(ApiError, match="run/admin-token") as raised:

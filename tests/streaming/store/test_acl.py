@@ -24,6 +24,7 @@ from cli.__main__ import main
 from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable, UnknownBatch, UnknownConversation, UnknownFile, UnknownJob
 from streaming.events import Redeliveries, Webhooks
+from streaming.fleet.api_keys import VERSION, ApiKeys
 from streaming.fleet.plans import LEADER, Overrides, Plans
 from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.jobs.conversations import Conversations
@@ -361,6 +362,8 @@ SENT: Mapping[str, Calls] = {
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
         Queue(wire, Headroom(wire)).shorten_retention([JOB], 5), ConsoleSessions(wire).find("x"),
         Conversations(wire).read(CONVERSATION, TENANT), wire.ask(LEADER),
+        wire.ask(VERSION), ApiKeys(wire).read(), ApiKeys(wire).used(), ApiKeys(wire).note_used({"key_1": 1}),
+        ApiKeys(wire).change("key_1", lambda key: key),
     ],
     "worker": lambda wire: [
         Fleet(wire).cards(), drained(read_log(wire, 0, LOG, 1)),

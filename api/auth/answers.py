@@ -1,0 +1,43 @@
+"""Open answers by created key, so that they end with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+ENDED = "its key has ended"
+"""The message of the cancellation."""
+
+
+class OpenAnswers:
+    """The tasks that answer requests with created keys, in one API process."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, set[asyncio.Task[object]]] = {}
+
+    @contextmanager
+    def of(self, key_id: str) -> Iterator[None]:
+        """Run an answer: the current task, which may be cancelled inside the block."""
+        task = asyncio.current_task()
+        assert task is not None
+        tasks = self._tasks.setdefault(key_id, set())
+        tasks.add(task)
+        try:
+            yield
+        finally:
+            tasks.discard(task)
+            if not tasks:
+                self._tasks.pop(key_id, None)
+
+    def end(self, is_valid: Callable[[str], bool]) -> None:
+        """Cancel the answers to requests whose key is not valid any more."""
+        for key_id, tasks in self._tasks.items():
+            if not is_valid(key_id):
+                for task in tasks:
+                    task.cancel(ENDED)
+
+
+def is_key_ended(error: BaseException) -> bool:
+    """Whether an answer was cancelled because its key has ended, and not because the process ends."""
+    return isinstance(error, asyncio.CancelledError) and ENDED in error.args

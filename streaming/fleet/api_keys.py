@@ -1,0 +1,80 @@
+"""Created API keys in the store: admins make, change and revoke them, and API processes read what has changed.
+
+The store has the hash of a key, never the key. Only API processes may write here (streaming/store/acl.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from streaming.fleet.plans import entry
+from streaming.keys import FLEET_SLOT, fleet_key
+from streaming.order import Priority
+from streaming.redis.client import ClientUser, Query
+
+
+class CreatedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One key."""
+
+    id: str
+    sha256: str
+    tenant: str
+    label: str = ""
+    priority: Priority = Priority.INTERACTIVE
+    admin: bool = False
+    models: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    created_ms: int
+    created_by: str
+    """The name of the key, or the tenant, of the admin who made it."""
+    expires_ms: int | None = None
+    revoked_ms: int | None = None
+
+    def is_valid(self, now_ms: int) -> bool:
+        """Whether it opens anything at this time."""
+        return self.revoked_ms is None and (self.expires_ms is None or now_ms < self.expires_ms)
+
+
+VERSION = Query([("GET", FLEET_SLOT, (fleet_key("api_keys_version"),))], lambda answers: int(answers[0] or 0))
+"""Grows with every change of the keys."""
+
+
+class ApiKeys(ClientUser):
+    """The created keys. Every method raises Unavailable."""
+
+    async def read(self) -> dict[str, CreatedKey | None]:
+        """Read all of them, by id; None for one that is malformed, which is logged and opens nothing."""
+        rows = _pairs(await self._client.call("HGETALL", FLEET_SLOT, fleet_key("api_keys")))
+        return {name: entry(f"API key {name}", data, CreatedKey) for name, data in rows.items()}
+
+    async def add(self, key: CreatedKey) -> None:
+        """Store a new key."""
+        await self._client.call("keep_api_key", FLEET_SLOT, key.id, "", msgspec.json.encode(key))
+
+    async def change(self, key_id: str, change: Callable[[CreatedKey], CreatedKey]) -> CreatedKey | None:
+        """Change a key, again if somebody else has changed it meanwhile; None if there is none. `change` may raise."""
+        while True:
+            before = await self._client.call("HGET", FLEET_SLOT, fleet_key("api_keys"), key_id)
+            known = entry(f"API key {key_id}", before, CreatedKey) if before else None
+            if known is None:
+                return None
+            changed = change(known)
+            args = (key_id, before, msgspec.json.encode(changed))
+            if await self._client.call("keep_api_key", FLEET_SLOT, *args):
+                return changed
+
+    async def note_used(self, used: Mapping[str, int]) -> None:
+        """Note when keys were last used (Unix milliseconds), by id."""
+        words = [word for pair in used.items() for word in pair]
+        await self._client.call("HSET", FLEET_SLOT, fleet_key("api_keys_used"), *words)
+
+    async def used(self) -> dict[str, int]:
+        """When each was last used, to a few seconds."""
+        rows = _pairs(await self._client.call("HGETALL", FLEET_SLOT, fleet_key("api_keys_used")))
+        return {name: int(data) for name, data in rows.items() if data.isdigit()}
+
+
+def _pairs(rows: Sequence[bytes]) -> dict[str, bytes]:
+    return {name.decode(errors="replace"): data for name, data in zip(rows[::2], rows[1::2], strict=True)}
