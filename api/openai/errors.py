@@ -237,7 +237,7 @@ permission_denied = ErrorKind(403, "permission_denied").says(
     "This key may not administer the queue (admin = true in its [keys] row)."
 )
 key_not_found = ErrorKind(404, "key_not_found").says("There is no created key with this id.")
-key_revoked = ErrorKind(409, "key_revoked").says("This key was revoked for good. Create another one.")
+key_revoked = ErrorKind(409, "key_revoked", headers=FINAL).says("This key was revoked for good. Create another one.")
 key_ended = ErrorKind(401, "invalid_api_key", headers=BEARER).says(
     "The API key of this request was revoked, or has expired, while it was answered."
 )

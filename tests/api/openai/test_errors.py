@@ -66,7 +66,7 @@ DOCUMENTED = {
 }
 """The statuses and codes that the table of errors has."""
 NOT_TO_BE_RETRIED = {
-    "deadline_exceeded", "job_cancelled", "batch_not_commanded", "nothing_to_replay",
+    "deadline_exceeded", "job_cancelled", "batch_not_commanded", "nothing_to_replay", "key_revoked",
     "quota_exceeded", "conversation_unreadable", "cursor_lost", "stream_reset", "resume_impossible", "wait_timeout",
     "wait_cut_off",
 }  # fmt: skip
