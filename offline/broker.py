@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from kombu import compression
 from kombu.connection import Connection
 from kombu.entity import Queue as BrokerQueue
 from kombu.exceptions import KombuError
@@ -103,6 +104,16 @@ def tls_of(url: str) -> dict[str, Any] | None:
     return None
 
 
+def _refuse(_: bytes) -> bytes:
+    raise KombuError("compressed messages are refused here")
+
+
+for _kind in compression.encoders():
+    # kombu decompresses what a header tells it to, without a limit, before anybody sees the message: 600 bytes become
+    # 1 GB. In this process it notes an error instead, for the intake and for Celery alike.
+    compression.register(compression.get_encoder(_kind)[0], _refuse, _kind)
+
+
 class BrokerUnavailable(Exception):
     """Raised when the broker is away or the connection is lost. Its message holds no password."""
 
@@ -132,8 +143,9 @@ class Broker:
             if isinstance(channel, virtual.Channel):
                 channel.Message = _emulated(queue)
             consumer = self._connection.Consumer(
-                [_queue(queue)], channel=channel, prefetch_count=prefetch, on_message=self._received.append
-            )
+                [_queue(queue)], channel=channel, prefetch_count=prefetch, on_message=self._received.append,
+                on_decode_error=lambda message, _: self._received.append(message),
+            )  # fmt: skip
             consumer.consume()
 
     def take(self, seconds: float) -> list[Message]:
@@ -170,6 +182,11 @@ class Broker:
         """Acknowledge the message."""
         with self._reached():
             message.ack()
+
+    def reject(self, message: Message) -> None:
+        """Give the message up: a broker that has a place for such messages, as RabbitMQ, puts it there."""
+        with self._reached():
+            message.reject()
 
     def close(self) -> None:
         """Close the connection; the broker redelivers unacknowledged messages. Never raises."""
@@ -322,8 +339,9 @@ class Consumer:
     """Takes messages from a queue; one per process. Call `start` and `stop` from the event loop's thread.
 
     It runs in a thread of its own because broker clients block; the event loop accepts the job while the thread waits.
-    A message that can never be a job, or that crashed its consumer several times, goes to the queue `<name>.rejected`
-    with the reason. While the store has no room, messages stay unacknowledged at the broker (backpressure).
+    A message that can never be a job, or that crashed its consumer several times, is given up: the queue
+    `<name>.rejected` gets a note with its id, size, digest and the reason, not what it holds. While the store has no
+    room, messages stay unacknowledged at the broker (backpressure).
     """
 
     def __init__(self, intake: Intake, settings: EventSettings, metrics: Metrics) -> None:
@@ -371,16 +389,22 @@ class Consumer:
         properties = message.properties or {}
         # The brokers that kombu emulates give every message a delivery tag of its own.
         name = str(properties.get("message_id") or properties.get("delivery_tag") or "")
+        # Such as a header that asks for its decompression.
+        problem = "The message is compressed, or no text: send it as it is, in UTF-8." if message.errors else ""
         body, redelivered = _bytes(message.body), bool((message.delivery_info or {}).get("redelivered"))
         trace, full = extract(_texts(message.headers)), False
         while not self._stop.is_set():
             try:
+                if problem:
+                    raise Rejected(problem)
                 accepting = self._intake.accept(body, name, redelivered=redelivered, trace=trace)
                 job_id = asyncio.run_coroutine_threadsafe(accepting, loop).result()
             except Rejected as error:
-                queue, kind = f"{self._settings.take_queue}.rejected", message.content_type or "application/json"
-                broker.publish(queue, body, kind, name, {REASON_HEADER: str(error)})
-                broker.ack(message)
+                queue, reason, name = f"{self._settings.take_queue}.rejected", str(error), name[:MAX_MESSAGE_ID]
+                digest = hashlib.sha256(body).hexdigest()
+                note = {"message_id": name, "bytes": len(body), "sha256": digest, "reason": reason}
+                broker.publish(queue, to_json(note), "application/json", name, {REASON_HEADER: reason})
+                broker.reject(message)
                 self._metrics.taken.labels("rejected").inc()
                 log.warning("a message was rejected: %s", error, extra={"queue": queue})
                 return
@@ -404,7 +428,7 @@ def _texts(headers: object) -> dict[str, str]:
 
 def _bytes(body: object) -> bytes:
     if isinstance(body, str):
-        return body.encode()
+        return body.encode(errors="surrogatepass")
     return bytes(body) if isinstance(body, bytes | bytearray | memoryview) else json.dumps(body).encode()
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, packed
+from streaming.jobs.codec import Frame, in_frames, packed
 from streaming.jobs.lease import HeldJob, Lease
 from workers.attempt import Attempt
 
@@ -52,10 +52,9 @@ class HeldJobs:
     def parked_frames(self, attempt: Attempt) -> list[Frame]:
         """The deltas of all runs of a held job, as frames for its parked log; none if nothing was generated."""
         rows, openings = attempt.logged(), attempt.openings
-        parts = [rows[first : first + MAX_ROWS_PER_FRAME] for first in range(0, len(rows), MAX_ROWS_PER_FRAME)]
         return [
             Frame(self._lease.id, number, packed(len(part), b"".join(part)), openings)
-            for number, part in enumerate(parts, 1)
+            for number, part in enumerate(in_frames(rows), 1)
         ]
 
     def holds(self, job_id: str, run_number: int) -> bool:

@@ -13,11 +13,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from penstock.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Rewound, Unavailable
-from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Opening
+from streaming.jobs.codec import Opening, in_frames
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.redis.client import Call
 from workers.attempt import Attempt
@@ -41,6 +42,8 @@ class StepWrite:
     finishes: list[Finish] = field(default_factory=list)
     ends: list[Call] = field(default_factory=list)
     """The calls of the finishes."""
+    is_joined: bool = False
+    """Whether it may hold several steps, which came while another write was in flight."""
     calls: Sequence[Call] = ()
     """What is sent of it, in this order; set once it is sent."""
 
@@ -99,9 +102,13 @@ class Writer:
     def send(self) -> None:
         """Write what was added, if anything was. Called once a step."""
         step = self.step
-        if (step.rows or step.finishes or step.checkpoints) and self._idle.is_set():
+        if not (step.rows or step.finishes or step.checkpoints):
+            return
+        if self._idle.is_set():
             self._idle.clear()
             self._send_now()
+        else:
+            step.is_joined = True
 
     async def flushed(self) -> None:
         """Wait until everything sent so far is written, or the writer has stopped."""
@@ -123,7 +130,7 @@ class Writer:
             await self._write(failed.calls)
         except Rewound as error:
             log.error("writing the log of all running jobs anew: %s", error)
-            await self._write([self._repair(), *self._calls(failed)])
+            await self._write([*self._repair(), *self._calls(failed)])
         self._complete(failed)
 
     def _send_now(self) -> None:
@@ -159,7 +166,7 @@ class Writer:
             self._idle.set()
 
     def _calls(self, step: StepWrite) -> list[Call]:
-        calls = [self._append(step)] if step.rows else []
+        calls = list(self._appends(step)) if step.is_joined else [self._append(step)] if step.rows else []
         for attempt in step.checkpoints:
             step.checkpoints[attempt] = self._lease.next_frame(self._partition)
             calls += self._checkpoint_calls(attempt, step.checkpoints[attempt])
@@ -167,26 +174,34 @@ class Writer:
 
     def _checkpoint_calls(self, attempt: Attempt, first_frame: int) -> Iterator[Call]:
         """The calls that append a run's deltas, then mark these frames as the ones to read."""
-        rows = attempt.own()  # only now, because it must hold every delta of an earlier frame
-        for first in range(0, len(rows), MAX_ROWS_PER_FRAME):
-            frame = StepWrite()
-            frame.rows[SILENT] = rows[first : first + MAX_ROWS_PER_FRAME]
-            frame.openings[SILENT][attempt.run_number] = attempt.opening
-            yield self._append(frame)
+        again = StepWrite()
+        again.rows[SILENT] = attempt.own()  # only now, because it must hold every delta of an earlier frame
+        again.openings[SILENT][attempt.run_number] = attempt.opening
+        yield from self._appends(again)
         yield self._lease.checkpoint_call(self._partition, attempt.job.id, attempt.run_number, first_frame)
+
+    def _appends(self, step: StepWrite, *, forced: bool = False) -> Iterator[Call]:
+        """The calls that append what may be too much for one frame. Each names the openings, so that a reader may begin
+        with any. `forced`: the first one."""
+        parts = [[(address, part) for part in list(in_frames(rows)) or [rows]] for address, rows in step.rows.items()]
+        for group in zip_longest(*parts):
+            frame = StepWrite(openings=step.openings)
+            frame.rows.update([each for each in group if each is not None])
+            yield self._append(frame, forced=forced)
+            forced = False
 
     def _append(self, step: StepWrite, *, forced: bool = False) -> Call:
         oldest = self._held.oldest_frame(self._partition)
         return self._lease.append_call(self._partition, step.rows, oldest, openings=step.openings, forced=forced)
 
-    def _repair(self) -> Call:
-        """Append one frame with all deltas that the store may have lost: those of all held jobs."""
+    def _repair(self) -> Iterator[Call]:
+        """Append all deltas that the store may have lost: those of all held jobs."""
         everything = StepWrite()
         rows, openings = everything.rows[SILENT], everything.openings[SILENT]
         for attempt in self._held.of(self._partition):
             openings |= attempt.openings
             rows += attempt.logged()
-        return self._append(everything, forced=True)
+        return self._appends(everything, forced=True)
 
     async def _write(self, calls: Sequence[Call]) -> None:
         expected = ExpectedErrors(Unavailable, log.warning, "a step could not be written, trying again: %s")

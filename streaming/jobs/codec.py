@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, get_args
 
@@ -72,8 +72,22 @@ Control: TypeAlias = Wake | Cancel | AddAddress | Cordon | Hold
 
 
 MAX_ROWS_PER_FRAME = 1000
-"""Deltas that are logged again in one frame, by a checkpoint or in a parked log: a reader decodes it in a few
-milliseconds."""
+"""Deltas of steps that were joined, or that are logged again by a checkpoint or in a parked log, in one frame: a reader
+decodes it in a few milliseconds."""
+MAX_FRAME_BYTES = 1 << 20
+"""Of the same, unless one delta has more: a reader gets many frames in one read of a log."""
+
+
+def in_frames(rows: list[bytes]) -> Iterator[list[bytes]]:
+    """Encoded deltas by frames."""
+    first = size = 0
+    for place, row in enumerate(rows):
+        if place - first == MAX_ROWS_PER_FRAME or (place > first and size + len(row) > MAX_FRAME_BYTES):
+            yield rows[first:place]
+            first, size = place, 0
+        size += len(row)
+    if rows:
+        yield rows[first:]
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -743,5 +743,5 @@ def missing_frames(buffer: ReorderBuffer, runs: Sequence[LoggedRun]) -> Iterator
             runs = (LoggedRun(current, buffer.frame_number if logged.frame else 0), *runs[place + 1 :])
             break
     for logged in runs:
-        # A parked log holds all deltas of its job in order, MAX_ROWS_PER_FRAME in each frame but the last.
+        # A parked log holds all deltas of its job in order, at most MAX_ROWS_PER_FRAME in each frame.
         yield logged.log(buffer.job_id), logged.frame or buffer.seq // MAX_ROWS_PER_FRAME + 1

@@ -82,6 +82,21 @@ def test_it_is_set_as_it_must_be() -> None:
     assert "penstock.batch" in app.tasks
 
 
+def test_nobody_at_its_broker_makes_it_decompress() -> None:
+    """As task messages may ask it to, before Celery looks at them."""
+    app, refused = build_app(OfflineSettings(broker_url="memory://"), RedisSettings(), nothing), list[Any]()
+    app.send_task("penstock.batch", ("x" * 10**6, 1), compression="gzip")
+    with app.connection_for_read() as connection:
+        consumer = app.amqp.TaskConsumer(
+            connection.channel(), on_decode_error=lambda message, _: refused.append(message)
+        )
+        with consumer:
+            connection.drain_events(timeout=10)
+    app.close()
+    (message,) = refused
+    assert len(message.body) < 10**4
+
+
 @pytest.mark.parametrize(("url", "tls"), [
     ("redis://h:1/0", False),
     ("rediss://h:1/0", {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}),

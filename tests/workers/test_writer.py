@@ -113,10 +113,39 @@ async def test_a_repaired_log_has_the_deltas_of_all_runs_and_says_whose_they_are
     job, sections = a_job(Queue(writing.wire)), (Section(1, Run("lost", 4)),)
     history = History(rows=[delta(4, 1), delta(4, 2)], sections=sections)
     writing.held.attempts[job.id] = Attempt(a_claim(job, 2), history)
-    await writing.lease.calls([writing.writer._repair()])
+    await writing.lease.calls([*writing.writer._repair()])
     (frame,) = [each async for each in read_log(writing.wire, 0, LogName("log", writing.lease.id), 1)]
     assert [(row.run_number, row.seq) for row in frame.rows] == [(-2, 1), (-2, 2)]
     assert frame.openings[-2].copied == sections and frame.openings[2].first == 3
+
+
+async def test_no_frame_has_more_than_its_readers_can_hold(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that came while a write was under way, a checkpoint, a repair: each address gets all of its rows in order,
+    and no delta is split, however large."""
+    size = len(encode_delta(delta(1, 1)))
+    monkeypatch.setattr("streaming.jobs.codec.MAX_FRAME_BYTES", 3 * size)
+    for _ in range(8):
+        writing.step()
+    large = [delta(1, 2), delta(1, 3, "x" * 9 * size), delta(1, 4)]
+    writing.writer.step.rows["elsewhere"] += map(encode_delta, large)
+    writing.writer.send()
+    await writing.written()
+    assert await writing.logged() == [[1], [2, 3, 4], [2], [5, 6, 7], [3], [8], [4]]
+    own = [encode_delta(delta(1, seq)) for seq in range(1, 6)]
+    writing.held.attempts["job"] = a_run(own, seq=5, logged=lambda: own, openings={1: Opening("job")})
+    writing.writer.checkpoint(0)
+    await writing.written()
+    await writing.lease.calls([*writing.writer._repair()])
+    assert (await writing.logged())[7:] == 2 * [[1, 2, 3], [4, 5]]
+
+
+async def test_a_repair_of_nothing_is_written_too(writing: Writing) -> None:
+    """Else the store would go on to miss the frames before the next one."""
+    writing.lease._frames[0] += 5
+    await writing.lease.calls([*writing.writer._repair()])
+    writing.step()
+    await writing.written()
+    assert await writing.logged() == [[], [1]]
 
 
 async def test_what_cannot_be_sent_at_once_or_was_not_answered_is_sent_again(writing: Writing) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Mapping
 from types import SimpleNamespace
@@ -10,9 +11,18 @@ from typing import Any
 
 import pytest
 from flow import until
+from kombu import compression
 from kombu.entity import Queue as BrokerQueue
 
-from offline.broker import RETRY_DELAY_S, Broker, BrokerUnavailable, Consumer, check_broker
+from offline.broker import (
+    MAX_MESSAGE_ID,
+    RETRY_DELAY_S,
+    Broker,
+    BrokerUnavailable,
+    Consumer,
+    Rejected,
+    check_broker,
+)
 from penstock.config import ConfigError
 from streaming.errors import StoreFull
 from streaming.events import EventSettings
@@ -96,11 +106,53 @@ async def test_a_message_that_has_to_wait_is_held_until_there_is_room() -> None:
     metrics = Metrics.start("", "offline")
     intake: Any = SimpleNamespace(accept=accept)
     broker: Any = SimpleNamespace(hold=done.append, ack=done.append)
-    message: Any = SimpleNamespace(body=b"{}", properties={}, delivery_info={}, headers={})
+    message: Any = SimpleNamespace(body=b"{}", properties={}, delivery_info={}, headers={}, errors=[])
     taker = Consumer(intake, EventSettings(take_url="memory://"), metrics)
     await asyncio.to_thread(taker._take, broker, message, asyncio.get_running_loop())
     metrics.close()
     assert done == [RETRY_DELAY_S, RETRY_DELAY_S, message] and answers == []
+
+
+@pytest.mark.parametrize("name", [*compression.encoders(), "gzip", "one of tomorrow"])
+def test_what_a_header_asks_to_decompress_comes_as_it_was_sent(name: str) -> None:
+    """With an error: some kB would become GB, and a message that kombu cannot read would come again and again."""
+    broker, sent = Broker("memory://"), compression.compress(b"\0" * 10**6, "gzip")[0]
+    broker.publish("packed", sent, "application/json", "m-1", {"compression": name})
+    broker.consume("packed", 1)
+    (message,) = broker.take(10.0)
+    assert message.errors and message.body == sent
+    broker.ack(message)
+    broker.close()
+
+
+async def test_a_rejected_message_is_named_and_not_copied() -> None:
+    """Also one that the intake never sees; the broker may keep it where it keeps such messages."""
+    done, notes = list[object](), list[tuple[str, dict[str, Any]]]()
+
+    def publish(queue: str, body: bytes, _type: str, name: str, headers: Mapping[str, str]) -> None:
+        notes.append((queue, json.loads(body)))
+        assert name == notes[-1][1]["message_id"] and headers["x-penstock-reason"] == notes[-1][1]["reason"]
+
+    async def accept(_body: bytes, _name: str, **_more: Any) -> str:
+        raise Rejected("it says nothing")
+
+    metrics = Metrics.start("", "offline")
+    intake: Any = SimpleNamespace(accept=accept)
+    broker: Any = SimpleNamespace(publish=publish, reject=done.append)
+    taker = Consumer(intake, EventSettings(take_url="memory://", take_queue="in"), metrics)
+    texts: list[Any] = [b"secret", "secret", "secret\ud800"]
+    messages: list[Any] = [
+        SimpleNamespace(body=text, properties={"message_id": "m" * 999}, delivery_info={}, headers={}, errors=errors)
+        for text, errors in zip(texts, ([], ["compressed"], ["no text"]), strict=True)
+    ]
+    for message in messages:
+        await asyncio.to_thread(taker._take, broker, message, asyncio.get_running_loop())
+    metrics.close()
+    assert done == messages
+    for (queue, note), words in zip(notes, ("it says nothing", "compressed", "no text"), strict=True):
+        assert queue == "in.rejected" and words in note["reason"] and "secret" not in str(note)
+        assert len(note["message_id"]) == MAX_MESSAGE_ID
+    assert notes[0][1]["bytes"] == 6 and notes[0][1]["sha256"] == hashlib.sha256(b"secret").hexdigest()
 
 
 @pytest.mark.parametrize("payload", [

@@ -97,7 +97,8 @@ def test_what_cannot_be_a_job_is_put_aside_with_the_reason(empty_house: House, b
     expected = ["model is", "not valid JSON", "does not exist here", "max_tokens", "another body", "message_id"]
     for (headers, _), words in zip(rejected, expected, strict=True):
         assert words in headers["x-penstock-reason"]
-    assert rejected[1][1] in (b"not json", "not json")
+    note = json.loads(rejected[1][1])
+    assert (note["message_id"], note["bytes"], note["reason"]) == ("bad-1", 8, rejected[1][0]["x-penstock-reason"])
 
 
 async def test_a_message_that_makes_its_taker_fail_is_put_aside(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from penstock.engine import EngineTimes, Failure, Piece, Request
+from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request
 from penstock.extras import STATES, Extras, merged
 from penstock.tools import without_marks
 from workers.engines.calls import DeltaWriter
@@ -25,13 +25,17 @@ from workers.engines.upstream.continuation import FROM_BEGINNING, REPEATED, Brea
 from workers.engines.upstream.http import (
     BOM,
     DONE,
+    EXCESS,
+    MAX_LENIENT_BYTES,
+    MAX_LINE_BYTES,
+    MAX_REPLY_BYTES,
     MAX_WORDS,
     EventSplitter,
     LineTooLongError,
     Reply,
     UpstreamConnection,
 )
-from workers.engines.upstream.reply import ChatDelta, Choice, Chunk, End, ReplyOutcome, by_cut, by_malformed
+from workers.engines.upstream.reply import Break, ChatDelta, Choice, Chunk, End, ReplyOutcome, by_cut, by_malformed
 from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
 
 if TYPE_CHECKING:
@@ -45,6 +49,11 @@ MAX_UNCOUNTED = 64
 MAX_CHARACTERS_PER_TOKEN, MIN_CHARACTERS = 256, 64 << 10
 """An answer is cut beyond so many characters per token of its limit, or beyond the second, if that is more: a server
 may count wrongly. The longest tokens are runs of one character; few answers have a tenth of this on average."""
+MAX_READ_PER_TOKEN = 32 << 10
+"""Bytes that a reply may have for each of its tokens, besides MAX_REPLY_BYTES. Chunks have 0.3 kB, with alternatives up
+to 3 kB, and more where a gateway repeats its sources in each."""
+MAX_CHARACTERS_PER_ALTERNATIVE = 32
+"""On average of an answer's log-probabilities, or MIN_CHARACTERS of all; further ones are dropped. Tokens have five."""
 MAX_EXTRA_BYTES = 4 << 20
 """Extras of one answer; further ones are dropped."""
 COMPLETE = ("stop", "length", "content_filter")
@@ -240,6 +249,11 @@ class StreamReader(Reply):
         """Tokens after which the answer is cut, whatever the server goes on to send."""
         self._characters = max(MIN_CHARACTERS, self._cap * MAX_CHARACTERS_PER_TOKEN) - len(shown if self._began else "")
         """How many more the answer may have."""
+        self._rows = self._cap
+        """Log-probabilities that it may still have: one for each token."""
+        each = MAX_CHARACTERS_PER_ALTERNATIVE * (1 + (request.sampling.logprobs or 0))
+        self._row_characters = max(MIN_CHARACTERS, self._cap * each)
+        """How many more these may have."""
         generation.reply, generation.bare_ends, generation.miscounted = self, 0, False
         generation.progress_at = time.monotonic()
         generation.scheduled = generation.scheduled or generation.progress_at
@@ -249,6 +263,12 @@ class StreamReader(Reply):
         """Whether nothing more is wanted of a reply that is not at its end."""
         return self._gate.hit or self.generation.out > self._cap or self._characters < 0
 
+    @property
+    def is_excessive(self) -> bool:
+        """Whether it has more bytes than its tokens can need."""
+        tokens = max(self.received, self._cap - self._rows)
+        return self.size > MAX_REPLY_BYTES + MAX_READ_PER_TOKEN * tokens
+
     # --- a read --------------------------------------------------------------------------------------------------
 
     def on_body(self, data: bytes) -> None:
@@ -257,13 +277,21 @@ class StreamReader(Reply):
             return
         if self._splitter is None:
             if self.status != 200 or self.body or data.lstrip(BOM + WHITE)[:1] == b"{":
-                super().on_body(data)  # no stream, although one was asked for
+                self._collect(data)
                 return
             self._splitter = EventSplitter()
         try:
             self._take(self._splitter.feed(data))
         except LineTooLongError:
             self.settle(self.outcome or by_malformed("line, which has no end"))
+
+    def _collect(self, data: bytes) -> None:
+        """Of an error, or of an answer that is no stream, although one was asked for."""
+        if self.status != 200:
+            data = data[: MAX_ERROR_BYTES - len(self.body)]
+        super().on_body(data)
+        if len(self.body) > MAX_LINE_BYTES:
+            self.settle(by_malformed("answer in one piece, which is too long"))
 
     def _take(self, events: list[bytes]) -> None:
         """Hand what the events of one read bring to the engine."""
@@ -289,9 +317,10 @@ class StreamReader(Reply):
                 self._take(whole if self._splitter is None else self._splitter.flush())
             if self.done.done():
                 return
-            cut = by_cut(problem or "the stream ended without a finish reason", "" if problem else "bare")
+            how: Break = "malformed" if problem == EXCESS else "" if problem else "bare"
+            cut = by_cut(problem or "the stream ended without a finish reason", how)
             failed = self.status not in (0, 200)
-            outcome = reply.by_status(self.status, self.body[:MAX_ERROR_BYTES]) if failed else self.outcome or cut
+            outcome = reply.by_status(self.status, self.body) if failed else self.outcome or cut
         except Exception as error:  # noqa: BLE001 - the boundary of a reply: its request must end
             self.settle(by_malformed(f"end ({type(error).__name__})"))
             return
@@ -347,6 +376,8 @@ class StreamReader(Reply):
         try:
             return reply.decode(data)
         except UNREADABLE:
+            if data.lstrip()[:1] != b"{" or len(data) > MAX_LENIENT_BYTES:
+                raise
             with suppress(*UNREADABLE):
                 return reply.decode(reply.mended(data))
             chunk = reply.decode(reply.mended(data, reply.COUNTS))
@@ -392,10 +423,17 @@ class StreamReader(Reply):
         ids = tuple(chunk.verbose.tokens if chunk.verbose is not None else choice.token_ids or ())
         wanted, ends = generation.request.sampling.logprobs, not text and choice.finish_reason
         # A token without text that ends the answer is no part of it.
-        logprobs = () if wanted is None or ends else reply.logprobs_of(choice.logprobs, wanted)
+        logprobs = () if wanted is None or ends else self._bounded(reply.logprobs_of(choice.logprobs, wanted))
         piece = Piece(generation.id, text, ids if len(ids) <= count else (), count, logprobs=logprobs)
         passed = self._emitted(piece, hidden=hidden)
         return self._with_extras(passed, extras) if extras else passed
+
+    def _bounded(self, logprobs: tuple[Logprob, ...]) -> tuple[Logprob, ...]:
+        """Log-probabilities as far as an answer may have them."""
+        self._row_characters -= sum([len(row.token) + sum([len(text) for text, _ in row.top]) for row in logprobs])
+        logprobs = logprobs[: self._rows] if self._row_characters >= 0 else ()
+        self._rows -= len(logprobs)
+        return logprobs
 
     def _all_extras(self, delta: ChatDelta, extras: Extras) -> Extras:
         """The extras with what a delta says of reasoning and refusal, and with those of its calls."""

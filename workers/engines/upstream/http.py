@@ -16,6 +16,7 @@ import re
 import select
 import ssl
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -74,9 +75,15 @@ INFINITY = 9999.0
 """In place of an infinite number: as a log-probability, what servers give that have none."""
 
 
+MAX_LENIENT_BYTES = 64 << 10
+"""Of what is decoded leniently, which takes about 2 us a byte."""
+
+
 def leniently_decoded(data: bytes) -> Any:
-    """What servers take for JSON; None if it is none. NaN becomes null, 1.0 becomes 1, and bytes and surrogates that
-    are no text become U+FFFD."""
+    """What servers take for JSON; None if it is none, or too long. NaN becomes null, 1.0 becomes 1, and bytes and
+    surrogates that are no text become U+FFFD."""
+    if len(data) > MAX_LENIENT_BYTES:
+        return None
     constants = {"NaN": None, "Infinity": INFINITY, "-Infinity": -INFINITY}
     with suppress(ValueError, RecursionError):
         found = json.loads(data.decode(errors="replace"), parse_constant=constants.get, parse_float=_number)
@@ -135,7 +142,8 @@ def without(secrets: Iterable[str], text: str) -> str:
 
 
 MAX_LINE_BYTES = 1 << 20
-"""A line or an event beyond this is refused: a server that never ends it must not fill the worker's memory."""
+"""A line, an event, or an answer in one piece beyond this is refused: a server that never ends it must not fill the
+worker's memory, and one event is decoded in one turn of the event loop."""
 BOM = b"\xef\xbb\xbf"
 DONE = b"[DONE]"
 PINGS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive", b"keep_alive")
@@ -157,7 +165,8 @@ class EventSplitter:
     __slots__ = ("_began", "_data", "_rest", "_returned", "_size", "_skips")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
+        """The line without an end. It grows in place: some servers write it byte by byte."""
         self._data: list[bytes] = []
         """Lines of the open event."""
         self._size = 0
@@ -173,8 +182,11 @@ class EventSplitter:
         elif not is_open and data.endswith(b"\n\n") and data.startswith(b"data: {") and data.count(b"\n") == 2:
             self._began = True
             return [data[6:-2]]  # one event, as nearly all reads bring it
-        lines = (self._rest + data if self._rest else data).split(b"\n")
-        self._rest = lines.pop()
+        *lines, tail = data.split(b"\n")
+        if lines and self._rest:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest.clear()
+        self._rest += tail
         if len(self._rest) + self._size > MAX_LINE_BYTES and b"" not in lines:
             raise LineTooLongError
         if not self._began and lines:
@@ -320,7 +332,10 @@ def bracketed(host: str) -> str:
 MAX_HEAD_BYTES = 64 << 10
 """Beyond it no more of a reply's head is read."""
 MAX_REPLY_BYTES = 8 << 20
-"""Of a reply that is read as a whole."""
+"""Of a reply that is read as a whole, and of one that brings nothing: head, comments and trailers count."""
+EXCESS = f"a reply of more than {MAX_REPLY_BYTES} bytes"
+MAX_TURN_BYTES = 128 << 10
+"""Of one server, in one turn of the event loop: a step of 256 streams has about half of it."""
 CLOSED = "the server closed the connection"
 SWITCHING_PROTOCOLS, FIRST_FINAL_STATUS = 101, 200
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -353,6 +368,13 @@ class Reply:
         """None after the end: each holds the other."""
         self.complete = self.reusable = False
         """Whether it has come to its end, and whether the server then keeps the connection."""
+        self.size = 0
+        """Bytes that have come, whatever they are."""
+
+    @property
+    def is_excessive(self) -> bool:
+        """Whether more has come than may."""
+        return self.size > MAX_REPLY_BYTES
 
     def json(self) -> Any:
         """The body; None if it is no JSON."""
@@ -377,8 +399,6 @@ class Reply:
     def on_body(self, data: bytes) -> None:
         """May raise any exception, which closes the connection."""
         self.body += data
-        if len(self.body) > MAX_REPLY_BYTES:
-            raise ValueError(f"a reply of more than {MAX_REPLY_BYTES} bytes")
 
     def on_message_complete(self) -> None:
         if self.status:
@@ -404,7 +424,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._reply: Reply | None = None
         self._head_bytes = 0
-        self._on_free: Any = None
+        self._client: UpstreamClient
         self.idle_since = 0.0
         """When it has carried a request and could carry another one (monotonic); 0.0: it is new."""
 
@@ -418,11 +438,17 @@ class UpstreamConnection(asyncio.Protocol):
         poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
         return not poll.poll(0)
 
-    def send(self, data: bytes, reply: Reply, on_free: Any) -> None:
-        """Write a request. `on_free` is called with this connection once it can carry another."""
+    def send(self, data: bytes, reply: Reply, client: UpstreamClient) -> None:
+        """Write a request of this client, which is told of each read, and gets the connection back once it can carry
+        another."""
         assert self._transport is not None
-        self._reply, self._on_free, self._head_bytes = reply, on_free, 0
+        self._reply, self._client, self._head_bytes = reply, client, 0
         self._transport.write(data)
+
+    def hold(self, *, read: bool) -> None:
+        """Pause reading, or go on."""
+        if self._transport is not None and not self._transport.is_closing():
+            (self._transport.resume_reading if read else self._transport.pause_reading)()
 
     def close(self) -> None:
         """Close at once, with nothing more to the reply. Idempotent."""
@@ -440,8 +466,13 @@ class UpstreamConnection(asyncio.Protocol):
         if reply is None:  # bytes that nobody asked for
             self.close()
             return
+        size, turns = len(data), self._client.turns
+        reply.size += size
+        turns.size += size
+        if turns.size > MAX_TURN_BYTES:
+            turns.look(self, size)
         if not reply.status:
-            self._head_bytes += len(data)
+            self._head_bytes += size
         try:
             reply.parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:  # raised by a reply about a strange body
@@ -449,7 +480,9 @@ class UpstreamConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._end(f"no valid HTTP reply: {error}")
         else:
-            if reply.complete:
+            if reply.size > MAX_REPLY_BYTES and reply.is_excessive:
+                self._end(EXCESS)
+            elif reply.complete:
                 self._end("", keep=reply.reusable)
             elif not reply.status and self._head_bytes > MAX_HEAD_BYTES:
                 self._end("its header is too long")
@@ -466,12 +499,67 @@ class UpstreamConnection(asyncio.Protocol):
         assert self._transport is not None
         if keep and not self._transport.is_closing():
             self.idle_since = time.monotonic()
-            self._on_free(self)
+            self._client.free(self)
         else:
             self._transport.abort()
         if reply is not None:
             reply.parser = None
-            reply.on_end("" if reply.complete else problem)
+            reply.on_end("" if reply.complete and not reply.is_excessive else problem)
+
+
+class ReadTurns:
+    """How much is read from one server in one turn of the event loop, however many connections it writes to: heartbeat,
+    writes and other servers have their turn between."""
+
+    def __init__(self) -> None:
+        self.busy = set[UpstreamConnection]()
+        """Those that carry a request."""
+        self.size, self._watched = 0, False
+        """Bytes since the last look at a turn, and whether this turn is looked at."""
+        self._held = deque[UpstreamConnection]()
+        """Those that have read much, in the order in which they may again."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look(self, connection: UpstreamConnection, size: int) -> None:
+        """More than MAX_TURN_BYTES have been read, in one turn or in many, the last of them by this connection: look at
+        the rest of this turn, or pause if it was one. So a stream of tokens costs no more than an addition a read."""
+        self.size = 0
+        if self._watched or size > MAX_TURN_BYTES:
+            self._pause(connection)
+        else:
+            self._watched = True
+            asyncio.get_running_loop().call_soon(self._end)
+
+    def _end(self) -> None:
+        self.size, self._watched = 0, False
+
+    def _pause(self, connection: UpstreamConnection) -> None:
+        """Pause all connections for this turn. The one that has read much goes on as the last of its kind: one at a
+        time, each after as long as the turn of the one before took, so that all else has half of the time."""
+        began, paused = time.monotonic(), list(self.busy)
+        for each in paused:
+            each.hold(read=False)
+        if connection not in self._held:
+            self._held.append(connection)
+
+        def go_on() -> None:
+            for each in paused:
+                if each not in self._held:
+                    each.hold(read=True)
+            self._rest(time.monotonic() - began)
+
+        asyncio.get_running_loop().call_soon(go_on)
+
+    def _rest(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._held:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._release, seconds)
+
+    def _release(self, seconds: float) -> None:
+        """The first may read. If it does not pause again, the next one may after the same time."""
+        self._held.popleft().hold(read=True)
+        self._rest(seconds)
 
 
 class UpstreamClient:
@@ -483,6 +571,7 @@ class UpstreamClient:
         self._proxy = proxy_for(proxy, address.host, address.port, secure=address.secure)
         self._ssl = ssl.create_default_context() if address.secure else None
         self._idle: list[UpstreamConnection] = []
+        self.turns = ReadTurns()
         self._closed = False
 
     async def exchange(self, data: bytes, begin: Callable[[UpstreamConnection], R]) -> R:
@@ -495,9 +584,11 @@ class UpstreamClient:
             connection = connection or await self._connected()
             reply = begin(connection)
             try:
-                connection.send(data, reply, self._free)
+                self.turns.busy.add(connection)
+                connection.send(data, reply, self)
                 await reply.done
             finally:
+                self.turns.busy.discard(connection)
                 if not reply.done.done() or reply.done.cancelled():
                     connection.close()
             if not was_kept or reply.status or reply.problem != CLOSED:
@@ -564,7 +655,8 @@ class UpstreamClient:
             connection.close()
         self._idle.clear()
 
-    def _free(self, connection: UpstreamConnection) -> None:
+    def free(self, connection: UpstreamConnection) -> None:
+        """The connection can carry another request."""
         if self._closed:
             connection.close()
         else:

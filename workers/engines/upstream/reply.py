@@ -14,8 +14,9 @@ from penstock.extras import Extras
 from workers.engines.upstream import http
 from workers.engines.upstream.http import ServerError, decoded, error_of, plain
 
-MAX_TEXT = 1 << 16
-"""Characters of one token's text that are taken from log-probabilities."""
+MAX_TEXT = 256
+"""Characters, or bytes, of one token that are taken from log-probabilities; the longest tokens, runs of one character,
+are shorter."""
 MAX_TOKEN_ID = 2**31 - 1
 MAX_COUNT = 1 << 24
 """Tokens of a prompt or an answer at most: more than any model's context. A server's numbers go into the log and onto
@@ -130,6 +131,8 @@ def error_in(chunk: Chunk, data: bytes) -> ServerError | None:
 def is_blank(data: bytes) -> bool:
     """Whether an event that is no chunk has no place for an answer or an error: a word of PINGS, or JSON that is no
     object."""
+    if data.lstrip()[:1] == b"{":
+        return False
     if data.lower() in http.PINGS:
         return True
     try:
@@ -256,7 +259,7 @@ def _token(row: dict[str, Any]) -> tuple[str, float]:
 def _of_mapping(top: Any, most: int) -> tuple[tuple[str, float], ...]:
     if not isinstance(top, dict):
         return ()
-    best = sorted(((str(token), float(value)) for token, value in top.items()), key=lambda pair: -pair[1])
+    best = sorted(((str(token)[:MAX_TEXT], float(value)) for token, value in top.items()), key=lambda pair: -pair[1])
     return tuple(best[:most])
 
 

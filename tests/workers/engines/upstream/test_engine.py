@@ -439,6 +439,7 @@ def said(text: str) -> Fault:
 
 LIES = {
     "a line without an end": Fault(data=b"data: " + b"x" * (MAX_LINE_BYTES + 99)),
+    "comments": Fault(data=b":\n" * (MAX_REPLY_BYTES // 2)),
     "a deep object": Fault(data=b"data: " + b'{"error":' * 5000 + b"\n\n"),
     "many ids": said(f',"token_ids":{json.dumps([7] * 10**5)}}}]}}'),
     "huge numbers": said('}],"usage":{"prompt_tokens":1e300,"completion_tokens":1e300}}'),

@@ -8,8 +8,8 @@ import base64
 import select
 import socket
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,17 @@ from fake_upstream import ANSWER, FakeUpstream, Fault, serving
 from flow import until
 from upstream_bench import HELLO, bench
 
-from workers.engines.upstream.http import BrokenReply, ConnectError, ServerAddress, UpstreamClient, proxy_for
+from workers.engines.upstream import http
+from workers.engines.upstream.http import (
+    MAX_TURN_BYTES,
+    BrokenReply,
+    ConnectError,
+    Reply,
+    ServerAddress,
+    UpstreamClient,
+    UpstreamConnection,
+    proxy_for,
+)
 from workers.engines.upstream.settings import UpstreamSettings, url_problem
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
@@ -148,6 +158,81 @@ async def test_a_header_without_end_is_refused(line: bytes) -> None:
     async with talking([b"HTTP/1.1 200 OK\r\n" + lines]) as (_, client):
         with pytest.raises(BrokenReply, match="its header is too long"):
             await client.ask("GET", "/")
+
+
+LINE = b"x: " + b"y" * 900 + b"\r\n"
+ENDLESS = {
+    "a body": b"\r\n" + LINE * 400,
+    "chunks": b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\ny\r\n" * 60_000,
+    "trailers": b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n" + LINE * 400,
+    "a chunk's extension": b"Transfer-Encoding: chunked\r\n\r\n2;" + b"y" * 360_000,
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+async def test_a_reply_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """Whatever it is made of: also what no callback of the parser tells, and what follows its body."""
+    monkeypatch.setattr(http, "MAX_REPLY_BYTES", 300_000)
+    async with talking([b"HTTP/1.1 200 OK\r\n" + ENDLESS[what]]) as (_, client):
+        with pytest.raises(BrokenReply, match="a reply of more than"):
+            await client.ask("GET", "/")
+
+
+LARGEST_READ = 256 << 10
+"""Of both event loops."""
+
+
+class Sink(Reply):
+    """Takes whatever comes."""
+
+    is_excessive = False
+
+    def on_body(self, data: bytes) -> None:
+        self.body = data[:1]
+
+
+@pytest.mark.parametrize("runs", [asyncio.run, uvloop.run])
+def test_a_fast_server_gets_a_part_of_each_turn(runs: Callable[[Coroutine[None, None, None]], None]) -> None:
+    """Of the event loop, to however many connections it writes; all of them are read, and a small stream beside them
+    comes to its end."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_small = b"/small" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with suppress(ConnectionError):
+            for _ in range(30 if is_small else 10**6):
+                writer.write(b"token" if is_small else b"y" * (1 << 18))
+                await writer.drain()
+                await asyncio.sleep(0.002 if is_small else 0)
+        writer.close()
+
+    async def read() -> None:
+        listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+        client, loop = client_at(listening.sockets[0].getsockname()[1]), asyncio.get_running_loop()
+        sinks, most, before = list[Sink](), 0, 0
+
+        def begin(_: UpstreamConnection) -> Sink:
+            sinks.append(Sink())
+            return sinks[-1]
+
+        def turn() -> None:
+            nonlocal most, before
+            total = sum(sink.size for sink in sinks)
+            most, before = max(most, total - before), total
+            loop.call_soon(turn)
+
+        turn()
+        large, small = (client.request("GET", path, b"", "", more={}) for path in ("/large", "/small"))
+        reading = [asyncio.create_task(client.exchange(large, begin)) for _ in range(8)]
+        await until(lambda: len(sinks) == 8 and all(sink.size > 10**6 for sink in sinks))
+        assert not (await client.exchange(small, begin)).problem
+        for each in reading:
+            each.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+        listening.close()
+        assert most <= 2 * MAX_TURN_BYTES + 2 * LARGEST_READ
+
+    runs(read())
 
 
 WHOLE = [

@@ -12,9 +12,34 @@ import pytest
 from penstock.engine import ChatTurn, Piece, Request, Sampling
 from workers.engines.upstream import reply, server
 from workers.engines.upstream.continuation import Rung
-from workers.engines.upstream.generation import StreamReader, UpstreamGeneration
-from workers.engines.upstream.http import MAX_WORDS, EventSplitter, LineTooLongError, error_of
-from workers.engines.upstream.reply import MAX_COUNT, MAX_TOKEN_ID, End, ReplyOutcome, by_error, by_finish, by_status
+from workers.engines.upstream.generation import (
+    MAX_CHARACTERS_PER_ALTERNATIVE,
+    MAX_ERROR_BYTES,
+    MAX_EXCESS_TOKENS,
+    MIN_CHARACTERS,
+    StreamReader,
+    UpstreamGeneration,
+)
+from workers.engines.upstream.http import (
+    EXCESS,
+    MAX_LENIENT_BYTES,
+    MAX_LINE_BYTES,
+    MAX_REPLY_BYTES,
+    MAX_WORDS,
+    EventSplitter,
+    LineTooLongError,
+    error_of,
+)
+from workers.engines.upstream.reply import (
+    MAX_COUNT,
+    MAX_TEXT,
+    MAX_TOKEN_ID,
+    End,
+    ReplyOutcome,
+    by_error,
+    by_finish,
+    by_status,
+)
 
 SECRET = "sk-operator-42"
 
@@ -155,6 +180,7 @@ def test_a_log_probability_without_a_number_is_a_small_one(number: str) -> None:
 
 FIRST_S, BETWEEN_S = 300.0, 60.0
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":" x"}}]}\n\n'
+FINISHED = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 NOTHING = [b": ping\n\n", b'data: {"choices":[{"index":0,"delta":{"content":""}}]}\n\n', b'data: {"choices":[]}\n\n']
 
 
@@ -175,8 +201,9 @@ class Clock:
         monkeypatch.setattr("workers.engines.upstream.generation.time", SimpleNamespace(monotonic=lambda: self.now))
 
 
-def a_reader(clock: Clock, pieces: list[Piece]) -> tuple[StreamReader, Closed]:
-    generation = UpstreamGeneration(Request("r", [ChatTurn("user", "a")], Sampling(max_tokens=10_000)), clock.now)
+def a_reader(clock: Clock, pieces: list[Piece], **sampling: Any) -> tuple[StreamReader, Closed]:
+    wanted = Sampling(**{"max_tokens": 10_000} | sampling)
+    generation = UpstreamGeneration(Request("r", [ChatTurn("user", "a")], wanted), clock.now)
     connection: Any = Closed()
     reader = StreamReader(generation, connection, pieces.append, server.of("ollama"), Rung.FRESH)
     reader.status = 200
@@ -234,7 +261,7 @@ async def test_a_finished_stream_waits_a_moment_for_its_counts(monkeypatch: pyte
     """And not for ever."""
     clock = Clock(monkeypatch)
     reader, connection = a_reader(clock, [])
-    reader.on_body(TOKEN + b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n')
+    reader.on_body(TOKEN + FINISHED)
     reader.check_time(clock.now + 1, FIRST_S, BETWEEN_S)
     assert not reader.done.done()
     reader.check_time(clock.now + 3, FIRST_S, BETWEEN_S)
@@ -248,6 +275,83 @@ async def test_an_end_that_cannot_be_read_ends_its_request(monkeypatch: pytest.M
     reader.status = 500
     reader.on_end("")
     assert reader.outcome == reply.by_malformed("end (TypeError)") and connection.closed
+
+
+def chunk_with(logprobs: dict[str, Any]) -> bytes:
+    choice = {"index": 0, "delta": {"content": "x"}, "logprobs": logprobs}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+LONG = {"token": "y" * 5000, "logprob": -1.0}
+FORMS = {
+    "of a chat": {"content": [LONG | {"top_logprobs": [LONG] * 3}] * 40},
+    "of a completion": {"tokens": ["y" * 5000] * 40, "token_logprobs": [-1.0] * 40,
+                        "top_logprobs": [{"y" * 5000 + each: -1.0 for each in "abc"}] * 40},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_log_probabilities_are_as_many_and_as_long_as_those_of_tokens(
+    monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """However many a server sends, and however long: the store keeps them, and the API process shows them."""
+    pieces = list[Piece]()
+    reader, _ = a_reader(Clock(monkeypatch), pieces, max_tokens=10, logprobs=2)
+    for _ in range(5):
+        reader.on_body(chunk_with(FORMS[form]))
+    rows = [row for piece in pieces for row in piece.logprobs]
+    assert reader.generation.out == 5 and 10 <= len(rows) <= 10 + MAX_EXCESS_TOKENS
+    assert {len(text) for row in rows for text, _ in [(row.token, 0), *row.top]} == {MAX_TEXT}
+    assert {len(row.top) for row in rows} == {2}
+    most = max(MIN_CHARACTERS, 3 * MAX_CHARACTERS_PER_ALTERNATIVE * (10 + MAX_EXCESS_TOKENS))
+    assert sum(len(text) for row in rows for text, _ in [(row.token, 0), *row.top]) <= most
+
+
+async def test_a_reply_has_bytes_for_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long answer has more of them than one that brings nothing."""
+    reader, _ = a_reader(Clock(monkeypatch), [])
+    reader.size = MAX_REPLY_BYTES
+    assert not reader.is_excessive
+    reader.size += 1
+    assert reader.is_excessive
+    reader.on_body(TOKEN)
+    assert not reader.is_excessive
+
+
+async def test_too_many_bytes_for_the_tokens_show_that_the_server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it stays in use for others; an answer that was complete before is complete."""
+    for data, end in ((TOKEN, End.BROKEN), (FINISHED, End.DONE)):
+        reader, _ = a_reader(Clock(monkeypatch), [])
+        reader.on_body(data)
+        reader.on_end(EXCESS)
+        assert reader.outcome is not None and reader.outcome.end is end
+        assert reader.outcome.how == ("malformed" if end is End.BROKEN else "")
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_reply_in_one_piece_is_bounded(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """It is decoded at once: an answer that is too long breaks, and of an error the beginning is read."""
+    reader, connection = a_reader(Clock(monkeypatch), [])
+    reader.status = status
+    for _ in range(20):
+        reader.on_body(b'{"error":"' + b"x" * 100_000)
+    reader.on_end("")
+    assert len(reader.body) <= (MAX_LINE_BYTES + 200_000 if status == 200 else MAX_ERROR_BYTES)
+    assert reader.outcome is not None and reader.outcome.end is End.BROKEN
+    assert connection.closed == (status == 200)
+
+
+async def test_words_and_long_chunks_are_not_decoded_leniently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a hundred times as long: a server that sends many words, or a huge chunk, would keep the event loop."""
+    pieces, calls, lenient = list[Piece](), list[bytes](), json.loads
+    monkeypatch.setattr("workers.engines.upstream.http.json", SimpleNamespace(
+        loads=lambda text, **more: calls.append(text) or lenient(text, **more), dumps=json.dumps,
+    ))  # fmt: skip
+    reader, _ = a_reader(Clock(monkeypatch), pieces)
+    reader.on_body(b"data: 1\n\ndata: ping\n\ndata: [[]]\n\n" * 50 + TOKEN)
+    assert not calls and [piece.text for piece in pieces] == [" x"] and not reader.done.done()
+    reader.on_body(b'data: {"choices":[],"x":NaN,"y":[' + b"[]," * MAX_LENIENT_BYTES + b"0]}\n\n")
+    assert not calls and reader.outcome is not None and reader.outcome.how == "malformed"
 
 
 STREAMS = {
