@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from penstock.config import FILE, Config, ConfigError, load
+from penstock.files import open_private
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class Lifeline:
 
     The supervisor passes each child one end of a socket pair (its number in PENSTOCK_LIFELINE). The child writes its
     state as JSON lines. When the supervisor dies, the socket closes and the child exits at once, so no orphan is left.
-    Without a supervisor there is no socket, and nothing is sent.
+    A line of the supervisor is the path of a new log: it has put the old one aside. Without a supervisor there is no
+    socket, and nothing is sent.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -79,9 +81,16 @@ class Lifeline:
     def _watch(self) -> None:
         assert self._socket is not None
         with contextlib.suppress(OSError):  # a broken socket means the same as a closed one
-            while self._socket.recv(64):
-                pass
+            for path in self._socket.makefile("r", encoding="utf-8", errors="surrogateescape"):
+                _log_to(path.rstrip("\n"))
         os._exit(70)
+
+
+def _log_to(path: str) -> None:
+    """Have what this process writes appended to another file; if it cannot be opened, it stays where it is."""
+    with contextlib.suppress(OSError), open_private(path, "ab") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
 
 
 class StartError(Exception):
