@@ -1,6 +1,7 @@
 """Request guard: authenticates and authorizes every request before any endpoint runs.
 
-It checks, in this order: proxy headers, the Host name, the origin, the route's row in the access table, the caller.
+It checks, in this order: proxy headers, the Host name, the origin, the route's row in the access table, the caller,
+and whether the sender was refused too often.
 Endpoints read the caller from `scope["state"]["caller"]` and authenticate nobody themselves.
 """
 
@@ -13,7 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import audit
 from api.auth.console import TOKEN_HEADER
-from api.auth.hosts import Senders
+from api.auth.floods import REFUSED, Floods
+from api.auth.hosts import Addresses, Senders
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import error_body
@@ -45,6 +47,7 @@ class RequestGuard:
         settings, keyless = services.settings, self._keyring.open
         self._senders = Senders(settings, keyless=keyless)
         self._metrics = Access.ANYONE if settings.shows_metrics(keyless=keyless) else Access.ADMIN
+        self._floods = Floods(settings, Addresses(settings.proxy_networks))
         self._logged: set[str] = set()
         """The refusals that this process has logged: each origin and host has one of its own."""
 
@@ -64,10 +67,14 @@ class RequestGuard:
                 answer = self._unlisted(scope)
             else:
                 await self._authenticate(found.route.access, scope)
-        except ApiError as error:
+                if self._floods.buckets:
+                    self._floods.check(scope)
+        except ApiError as refusal:
+            flooded = self._floods.count(scope) if refusal.status < 429 else None
+            error = flooded or refusal
             if path.startswith("/admin"):
                 audit.refused(scope, found, error)
-            self.log_once(error, path)
+            self.log_once(error, path, state["address"])
             state["code"], answer = error.code, error_response(self._services, error)
         if answer is not None:
             await answer(scope, receive, send)
@@ -75,6 +82,8 @@ class RequestGuard:
         try:
             await self._app(scope, receive, send)
         finally:
+            if state.get("status") in REFUSED:
+                self._floods.count(scope)
             if found is not None and found.route.action:
                 audit.acted(scope, found)
 
@@ -111,7 +120,7 @@ class RequestGuard:
         if access is Access.ADMIN:
             state["caller"] = keyring.admin(authorization)
 
-    def log_once(self, error: ApiError, path: str) -> None:
+    def log_once(self, error: ApiError, path: str, address: str) -> None:
         """Log a new reason with its fix as one warning; after MAX_LOGGED of them, log once that no more follow."""
         if error.code not in LOGGED or error.message in self._logged or len(self._logged) > MAX_LOGGED:
             return
@@ -121,4 +130,4 @@ class RequestGuard:
             return
         # The sender's values are quoted, so that they cannot forge a log line.
         words = (error.code, path[:MAX_PATH], error.message)
-        log.warning("refused (%s) a request for %r: %s", *words, extra={"code": error.code})
+        log.warning("refused (%s) a request for %r: %s", *words, extra={"code": error.code, "address": address})
