@@ -1,7 +1,7 @@
 """Request guard: authenticates and authorizes every request before any endpoint runs.
 
-It checks, in this order: proxy headers, the Host name, the origin, the route's row in the access table, the caller,
-and whether the sender was refused too often.
+It checks, in this order: headers that come twice, proxy headers, the Host name, the origin, the route's row in the
+access table, the caller, and whether the sender was refused too often.
 Endpoints read the caller from `scope["state"]["caller"]` and authenticate nobody themselves.
 """
 
@@ -21,6 +21,7 @@ from api.openai.errors import ApiError
 from api.openai.rendering import error_body
 from api.routes import TABLE, Access
 from api.services import Services
+from api.stream.connection_guard import invalid_http
 from streaming.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,18 @@ MAX_LOGGED = 64
 """Reasons that one process logs: senders choose the origins and hosts in them, so the number must be bounded."""
 MAX_PATH = 128
 """Characters of a path that are logged."""
+
+
+SINGLE = frozenset((b"host", b"authorization", b"origin", b"sec-fetch-site", TOKEN_HEADER))
+"""Headers that decide who may do what. Of two of a name, a proxy in front may have judged by the other one."""
+
+
+def _check_single(scope: Scope) -> None:
+    """Refuse a request that has one of the SINGLE headers twice. Raises ApiError (400)."""
+    names = [name for name, _ in scope["headers"] if name in SINGLE]
+    for name in SINGLE:
+        if names.count(name) > 1:
+            raise invalid_http(f"it has the header {name.decode()} {names.count(name)} times, send it once")
 
 
 def error_response(services: Services, error: ApiError) -> Response:
@@ -62,6 +75,8 @@ class RequestGuard:
             scope["path_params"] = found.params
         state["cors"] = self._senders.cors_headers(path, state["headers"])
         try:
+            if len(state["headers"]) != len(scope["headers"]):
+                _check_single(scope)
             self._senders.check(scope["method"], path, state["headers"], scope["http_version"])
             if found is None:
                 answer = self._unlisted(scope)
