@@ -109,6 +109,7 @@ class DataDir:
         self.run = self.path / "run"
         self.metrics = self.run / "metrics"
         self.settings = self.run / "settings.json"
+        """All of them; each process reads those of its role."""
         self.logs = self.path / "logs"
         self.records = self.path / "records"
         self.redis = self.path / "redis"
@@ -175,6 +176,10 @@ class DataDir:
         """The folder of files of a deployment with these settings."""
         configured = config.raw.get("files", {}).get("dir")
         return expanded(str(configured)) if configured else self.files
+
+    def settings_of(self, role: str) -> Path:
+        """The settings file of the processes of a role."""
+        return self.run / f"settings-{role}.json"
 
     def log(self, name: str) -> Path:
         """The log file of a process."""

@@ -479,7 +479,7 @@ def _check_engines(deployment: Deployment, home: DataDir, machine: Machine) -> N
     if not any(is_plugin(model.engine) for model in deployment.models.values()):
         return
     machine.publish_phase("checking the engines")
-    deployment.config.save(home.settings)
+    deployment.write(home)
     with deployment.config.naming_sources():
         for found in check_plugins(deployment, home):
             if found.error is not None:
