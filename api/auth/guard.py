@@ -84,9 +84,8 @@ class RequestGuard:
                 await self._authenticate(found.route.access, scope)
                 if self._floods.buckets:
                     self._floods.check(scope)
-        except ApiError as refusal:
-            flooded = self._floods.count(scope) if refusal.status < 429 else None
-            error = flooded or refusal
+        except ApiError as error:  # no other variable may keep it: with its traceback it would be a cycle
+            error = (self._floods.count(scope) if error.status < 429 else None) or error
             if path.startswith("/admin"):
                 audit.refused(scope, found, error)
             self.log_once(error, path, state["address"])
