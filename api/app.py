@@ -25,8 +25,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.admin.overview import LiveOverview
 from api.auth.answers import is_key_ended
+from api.auth.floods import FLOODED
 from api.auth.guard import RequestGuard, error_response
-from api.auth.hosts import PROBES
+from api.auth.hosts import PROBES, Addresses
 from api.chat import JobEndpoint
 from api.openai import errors
 from api.openai.errors import ApiError
@@ -90,19 +91,21 @@ SUBMITTING = (
 
 
 class Observed:
-    """Sets in `scope["state"]`: `request_id`, `headers` (raw, by name), `trace` (W3C context of the server span),
+    """Sets in `scope["state"]`: `request_id`, `headers` (raw, by name), `address` (of the client, also behind a trusted
+    proxy), `trace` (W3C context of the server span),
     `received` (monotonic seconds: the request's first byte, from api/stream/connection.py; under another server, now),
     `status` once the answer has started, and `server_send` and `head_of` while it runs. Names the span and the metric
     of a request by `route`, which the guard sets.
 
     With `[api] base_path`, requests may have it before their path, and links in headers get it.
 
-    With `[api] access_log` it writes a log line at the end of each request, except for health probes.
+    With `[api] access_log` it writes a log line at the end of each request, except for health probes and floods.
     """
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services = app, services
         self._base_path = services.settings.base_path
+        self._addresses = Addresses(services.settings.proxy_networks)
         self._access = EventLog("api.access", at_once=False) if services.settings.access_log else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,7 +124,8 @@ class Observed:
         tracing = NO_TRACING if scope["path"] in PROBES else self._services.tracing
         span = tracing.enter(scope["method"], _trace_context(headers))
         # Token streams write straight to the server (`server_send`, `connection`), past every middleware.
-        state.update(request_id=request_id, headers=headers, trace=span.carrier(), server_send=send)
+        address = self._addresses.of(scope)
+        state.update(request_id=request_id, headers=headers, address=address, trace=span.carrier(), server_send=send)
 
         def head_of(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
             """Return these headers and those that every answer has."""
@@ -161,9 +165,10 @@ class Observed:
                 error = f"HTTP {status}" if status >= 500 else None
                 span.end(error=error, attributes=_described(scope, status, state), name=f"{scope['method']} {route}")
             self._services.metrics.requests.labels(state.get("model", ""), route, str(status)).inc()
-            if status >= 400 and scope["method"] == "POST" and route in SUBMITTING and "job" not in state:
+            told = status < 400 or state.get("code") != FLOODED
+            if told and status >= 400 and scope["method"] == "POST" and route in SUBMITTING and "job" not in state:
                 self._services.records.write(refusal(state, status, self._services.name))
-            if self._access is not None and scope["path"] not in PROBES:
+            if told and self._access is not None and scope["path"] not in PROBES:
                 _log(self._access, scope, status, state, span.trace_id)
 
 
@@ -180,6 +185,8 @@ def _log(access: EventLog, scope: Scope, status: int, state: Mapping[str, Any], 
         ms=round((time.monotonic() - state["received"]) * 1000, 1),
         request_id=request_id if OWN_ID.fullmatch(request_id) else redact(request_id),
         tenant=caller.tenant if caller is not None else None,
+        key=(caller.name or None) if caller is not None else None,
+        address=state["address"],
         job=state.get("job"),
         trace_id=trace_id,
     )

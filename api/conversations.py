@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from api.admission import caller_of, idempotency_key, read_body, services_of
 from api.auth.keys import Caller
@@ -36,6 +37,7 @@ from api.openai.responses.object import AnswerItems, answer_turn, ended_response
 from api.openai.responses.request import Context, InputFields, ResponseRequest
 from api.query import value_of
 from api.services import Services
+from api.stream.reply import Watched
 from penstock.engine import ChatTurn
 from penstock.tools import SAID
 from streaming.errors import ConversationChanged, DecodeError, Unavailable, UnknownConversation, UnknownJob
@@ -155,13 +157,18 @@ async def find(services: Services, tenant: str, job_id: str) -> JobRecord | None
     return None
 
 
-async def context_of(services: Services, caller: Caller, asked: InputFields) -> Context:
+async def context_of(services: Services, scope: Scope, asked: InputFields) -> Context:
     """Read what a request refers to, as far as its job is then no larger than a body may be. Raises ApiError (400,
-    404)."""
+    404); ClientDisconnect once its client has left."""
     if asked.conversation_id and asked.previous_response_id is not None:
         raise errors.mutually_exclusive()
     if asked.previous_response_id is None and not asked.conversation_id and not asked.references:
         return Context()
+    with Watched(scope["state"]["connection"]) as client:
+        return await _context(services, scope["state"]["caller"], asked, client)
+
+
+async def _context(services: Services, caller: Caller, asked: InputFields, client: Watched) -> Context:
     version, named = -1, "input"
     limit, turns, previous = services.settings.body_limit, tuple[ChatTurn, ...](), ""
     left = limit - len(encode(asked.prompt_asked)) - (len(encode(asked.tools_asked)) if asked.tools_asked else 0)
@@ -179,7 +186,7 @@ async def context_of(services: Services, caller: Caller, asked: InputFields) -> 
     if left < 0 or len(turns) + len(asked.own_turns) + len(asked.references) > MAX_MESSAGES:
         message = f"The conversation has more than {MAX_MESSAGES} turns or {limit} bytes ([api] body_limit)"
         raise errors.invalid_request(f"{message}: begin another.", named)
-    return Context(turns, previous, await _referenced(services, caller, asked, left), version)
+    return Context(turns, previous, await _referenced(services, caller, asked, left, client), version)
 
 
 async def _turns(services: Services, conversation: Conversation) -> tuple[ChatTurn, ...]:
@@ -202,42 +209,59 @@ async def _continued(services: Services, record: JobRecord) -> tuple[ChatTurn, .
     return (*turns, answer_turn(record.job, ended.rows if ended is not None else ()))
 
 
-async def _referenced(services: Services, caller: Caller, asked: InputFields, left: int) -> Mapping[str, ChatTurn]:
-    """Return the turns of the items that the input refers to. `left`: bytes that they may have, an item that is
-    referred to twice counting twice. Raises ApiError (400)."""
+MAX_REFERENCED = 128
+"""Responses whose items one input may refer to; the answer of each is read as a whole."""
+
+
+async def _referenced(
+    services: Services, caller: Caller, asked: InputFields, left: int, client: Watched
+) -> Mapping[str, ChatTurn]:
+    """Return the turns of the items that the input refers to, reading each response once. `left`: bytes that they may
+    have, an item that is referred to twice counting twice. Raises ApiError (400)."""
     found: dict[str, ChatTurn] = {}
-    for item_id, uses in Counter(asked.references).items():
-        turn = await _turn_of(services, caller, item_id)
-        if turn is None:
-            message = f"input refers to the item {item_id[:80]}, which no stored response has."
-            raise errors.invalid_request(message, "input")
-        left -= uses * len(encode(turn))
-        if left < 0:
-            limit = services.settings.body_limit
-            message = (
-                f"With the items that input refers to, the request is larger than {limit} bytes ([api] body_limit)."
-            )
-            raise errors.invalid_request(f"{message} Refer to fewer or shorter items, and to each once.", "input")
-        found[item_id] = turn
+    uses, places = Counter(asked.references), defaultdict[str, dict[str, tuple[bool, int]]](dict)
+    for item_id in uses:
+        job_id, is_output, place = item_of(item_id) or ("", False, -1)
+        places[job_id][item_id] = (is_output, place)
+    if len(places) > MAX_REFERENCED:
+        message = f"input refers to items of {len(places)} responses, and a request reads at most {MAX_REFERENCED}."
+        remedy = "Continue with previous_response_id or a conversation, or send the items themselves."
+        raise errors.invalid_request(f"{message} {remedy}", "input")
+    for job_id, wanted in places.items():
+        client.check()
+        known = await _turns_by_place(services, caller, job_id, any(is_output for is_output, _ in wanted.values()))
+        for item_id, at in wanted.items():
+            turn = known.get(at)
+            if turn is None:
+                message = f"input refers to the item {item_id[:80]}, which no stored response has."
+                raise errors.invalid_request(message, "input")
+            left -= uses[item_id] * len(encode(turn))
+            if left < 0:
+                limit = services.settings.body_limit
+                message = (
+                    f"With the items that input refers to, the request is larger than {limit} bytes ([api] body_limit)."
+                )
+                raise errors.invalid_request(f"{message} Refer to fewer or shorter items, and to each once.", "input")
+            found[item_id] = turn
     return found
 
 
-async def _turn_of(services: Services, caller: Caller, item_id: str) -> ChatTurn | None:
-    named = item_of(item_id)
-    record = await find(services, caller.tenant, named[0]) if named else None
-    if named is None or record is None:
-        return None
-    _, is_output, place = named
-    if is_output:  # an answer that was given up is no item of the response
-        if record.terminal is None:
-            return None
+async def _turns_by_place(
+    services: Services, caller: Caller, job_id: str, with_answer: bool
+) -> dict[tuple[bool, int], ChatTurn]:
+    """Return the turns of a stored response's items, each by whether it is output and by its place; none if the caller
+    has no such response."""
+    record = await find(services, caller.tenant, job_id) if job_id else None
+    if record is None:
+        return {}
+    found = {(False, place): turn for place, turn in enumerate(own_turns(record))}
+    if with_answer and record.terminal is not None:  # an answer that was given up is no item of the response
         ended = (await services.job_reader.with_rows(record)).terminal
         answer = AnswerItems(record.job, given_up(record.job, record.drafts))
         if not answer.take(ended.rows if ended is not None else ()):
             answer.begin(SAID)
-        return next((item.turn(record.job.id) for item in answer.items if item.index == place), None)
-    turns = own_turns(record)
-    return turns[place] if place < len(turns) else None
+        found |= {(True, item.index): item.turn(record.job.id) for item in answer.items}
+    return found
 
 
 # --- the endpoints of conversations -----------------------------------------------------------------------------------

@@ -470,7 +470,7 @@ PLAIN: dict[str, Schema] = {
 """Schemas of answers by media type; any other media type is a string."""
 
 _ALWAYS = ("x-request-id", "openai-processing-ms")
-_ANYWHERE = (403, 421)
+_ANYWHERE = (403, 421, 429)
 """Errors that every route may answer (api/auth/hosts.py, api/auth/guard.py)."""
 _SECURITY: dict[Access, list[dict[str, list[str]]]] = {Access.ANYONE: [], Access.METRICS: [{}, {"key": []}]}
 """Security of routes that differ from the document's default."""
@@ -487,7 +487,7 @@ ERRORS = {
     415: "unsupported_media_type: the body must be application/json.",
     421: "misdirected_request: sent to a Host name that this server does not answer to.",
     422: "idempotency_key_reused: an earlier request had the same key and another body.",
-    429: "queue_full, deadline_unreachable: the wait is too long. quota_exceeded: your tenant's quota is used up.",
+    429: "queue_full, deadline_unreachable: the wait is too long. quota_exceeded. too_many_refusals: slow down.",
     500: "The job failed (its own code), or internal_error.",
     503: "no_capacity, draining, store_unavailable or too_many_connections: try again after Retry-After.",
     504: "wait_timeout: the answer took too long; the job goes on and X-Job-Id names it.",

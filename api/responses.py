@@ -64,7 +64,7 @@ class Responses:
         refusal: ApiError | None = None
         assert isinstance(asked, InputFields)
         try:
-            asked.within(await context_of(services, caller, asked))
+            asked.within(await context_of(services, scope, asked))
         except ApiError as error:
             if not idempotency_key(scope):
                 raise

@@ -84,7 +84,11 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections_per_client: Annotated[int, msgspec.Meta(ge=1)] = 256
     """Open connections of one API process from one address. Loopback and `trusted_proxies` have no such limit."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses and networks of proxies in front. Their connections are exempt from `max_connections_per_client`."""
+    """Addresses and networks of proxies in front. Their connections are exempt from `max_connections_per_client`, and
+    the last other address in X-Forwarded-For is that of a client."""
+    refusals_per_minute: Annotated[int, msgspec.Meta(ge=0)] = 120
+    """Requests of one key, or without a valid key of one address, that one API process refuses (401, 403, 413, 421, and
+    at unknown addresses) before it answers 429. Loopback and `trusted_proxies` have no such limit. 0: none has."""
 
     def __post_init__(self) -> None:
         for name in self.hosts:

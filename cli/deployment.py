@@ -28,7 +28,7 @@ from cli.output import Problem, ProgressLine
 from cli.supervisor import Program, signal_name
 from offline.settings import OfflineSettings
 from penstock import bundle, process
-from penstock.config import Config, ConfigError, build, expanded, load, nearest
+from penstock.config import ENGINES, ENV_PREFIX, Config, ConfigError, build, expanded, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events import EventSettings, WebhookSettings
@@ -70,6 +70,15 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "tenants": TenantSettings,
 }
 """Every section of a deployment and the struct that validates it."""
+
+SHARED = ("up", "redis", "telemetry", "records", "models")
+READ_BY = {
+    "api": (*SHARED, "api", "files", "batch", "keys", "webhooks", "events", "quotas", "tenants"),
+    "worker": (*SHARED, "worker", *ENGINES, "tenants"),
+    "scheduler": (*SHARED, "scheduler", "kubernetes"),
+    "offline": (*SHARED, "api", "files", "batch", "offline", "webhooks", "events", "quotas", "tenants"),
+}
+"""By role, the sections that its processes read, and so get."""
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MODEL_FILES = {"llamacpp": "path", "trtllm": "model"}
@@ -143,7 +152,7 @@ class Deployment:
                 list(checked_models(name, settings, other_models(self.config, "upstream")))
 
     def save(self, home: DataDir, *, redis_url: str, port: int, weights: Path | None) -> None:
-        """Write the settings file that the child processes read."""
+        """Write the settings files that the child processes read."""
         config = Config(self.config.raw)
         config.raw.setdefault("redis", {})["url"] = redis_url
         api = config.raw.setdefault("api", {})
@@ -155,23 +164,49 @@ class Deployment:
         config.raw.setdefault("files", {}).setdefault("dir", str(home.files))
         if weights is not None:
             config.raw.setdefault("llamacpp", {})["path"] = str(weights)
+        self.write(home, config)
+
+    def write(self, home: DataDir, config: Config | None = None) -> None:
+        """Write the settings, and beside them those of each role. `config`: None writes them as they are."""
+        config = config or self.config
         config.save(home.settings)
+        for role, read in READ_BY.items():
+            config.only(read).save(home.settings_of(role))
+
+    @property
+    def key_variables(self) -> set[str]:
+        """Variables that hold the keys of upstream servers."""
+        options = [pool.options for _, _, pool in self.pools if pool.engine == "upstream"]
+        return {name for each in options for name in self.config.section("upstream", UpstreamSettings, each).key_env}
 
     def programs(self, home: DataDir, listeners: Sequence[int]) -> Iterator[Program]:
         """All processes but workers; all API processes share the listening sockets."""
         words = tuple(word for listener in listeners for word in ("--listen-fd", str(listener)))
         grace_s = self.api.drain_s + KILL_MARGIN_S
         for number in range(1, self.api.processes + 1):
-            yield _program("api", f"api-{number}", home, words, fds=tuple(listeners), grace_s=grace_s)
-        yield _program("scheduler", "scheduler-1", home, ())
+            yield self._program("api", f"api-{number}", home, words, fds=tuple(listeners), grace_s=grace_s)
+        yield self._program("scheduler", "scheduler-1", home, ())
         grace_s = self.offline.drain_s + KILL_MARGIN_S
         for number in range(1, self.offline.processes + 1):
-            yield _program("offline", f"offline-{number}", home, (), grace_s=grace_s)
+            yield self._program("offline", f"offline-{number}", home, (), grace_s=grace_s)
 
     def worker_program(self, home: DataDir, worker_id: str, model: str, shape: str = "") -> Program:
         words = ("--model", model, *(("--shape", shape) if shape else ()))
         grace_s = self.worker.drain_s + KILL_MARGIN_S
-        return _program("worker", worker_id, home, words, model=model, shape=shape, grace_s=grace_s)
+        return self._program("worker", worker_id, home, words, model=model, shape=shape, grace_s=grace_s)
+
+    def _program(self, role: str, program_id: str, home: DataDir, words: tuple[str, ...], **more: Any) -> Program:
+        package, settings = {"worker": "workers"}.get(role, role), str(home.settings_of(role))
+        # -P: so that a folder `api` or `workers` in the current folder is not imported instead of Penstock's.
+        argv = (sys.executable, "-P", "-m", package, "--settings", settings, "--id", program_id, *words)
+        withheld = set() if role == "worker" and self._may_ask(more["model"]) else self.key_variables
+        variables = environment().items()
+        env = {name: value for name, value in variables if name not in withheld and not name.startswith(ENV_PREFIX)}
+        return Program(role=role, id=program_id, argv=argv, log=home.log(program_id), env=env, **more)
+
+    def _may_ask(self, model: str) -> bool:
+        """Whether the workers of a model read keys of servers: they ask upstream servers, or a plug-in knows what."""
+        return any(each.engine == "upstream" or is_plugin(each.engine) for each in self.models[model].pools.values())
 
 
 def load_deployment(
@@ -254,15 +289,8 @@ def is_gguf(path: Path) -> bool:
         return file.read(len(GGUF)) == GGUF
 
 
-def _program(role: str, program_id: str, home: DataDir, words: tuple[str, ...], **more: Any) -> Program:
-    package = {"worker": "workers"}.get(role, role)
-    # -P: so that a folder `api` or `workers` in the current folder is not imported instead of Penstock's.
-    argv = (sys.executable, "-P", "-m", package, "--settings", str(home.settings), "--id", program_id, *words)
-    return Program(role=role, id=program_id, argv=argv, log=home.log(program_id), env=environment(), **more)
-
-
 def environment() -> dict[str, str]:
-    """Variables of every child: those of this process, with the folder of these packages on the import path."""
+    """Variables of this process, with the folder of these packages on the import path."""
     return {**os.environ, "PYTHONPATH": bundle.python_path(os.environ)}
 
 
@@ -280,7 +308,7 @@ class EngineCheck(NamedTuple):
 
 def check_plugins(deployment: Deployment, home: DataDir) -> Iterator[EngineCheck]:
     """Build the plug-in engine of each pool as a worker would, but in a process of its own, because it may import heavy
-    libraries, take long, or crash. `home.settings` must be saved."""
+    libraries, take long, or crash. The settings must be written."""
     for name, shape, pool in deployment.pools:
         if is_plugin(pool.engine):
             program = deployment.worker_program(home, "engine-check", name, shape)

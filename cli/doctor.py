@@ -243,7 +243,7 @@ def engines(deployment: Deployment) -> Iterator[Check]:
     with tempfile.TemporaryDirectory() as folder:
         home = DataDir(Path(folder))
         home.run.mkdir()
-        deployment.config.save(home.settings)
+        deployment.write(home)
         for pool, engine, error in check_plugins(deployment, home):
             problem, hint = (f"{error.key}: {error.problem}", error.hint) if error else ("", "")
             yield judged(f"engine {engine}", f"{pool}: can be built", problem, hint)

@@ -34,6 +34,8 @@ SOCKET = "valkey.sock"
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 """The system's limit of a Unix socket address."""
 SERVERS = frozenset({"valkey-server", "redis-server"})
+VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "TMPDIR")
+"""Variables that the server inherits: no secrets."""
 REPLY_TIMEOUT_S = 1.0
 SHUTDOWN_TIMEOUT_S = 10.0
 
@@ -90,7 +92,8 @@ class Embedded:
         """The program of the process supervisor, run in its folder. The server exits when the process that started it
         does."""
         tethered = (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), str(self.server), f"./{CONFIG}")
-        env, cwd, probe = dict(os.environ), self.folder, self.probe
+        env = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        cwd, probe = self.folder, self.probe
         return Program(role="redis", id="redis-1", argv=tethered, log=log, env=env, cwd=cwd, probe=probe)
 
     async def probe(self) -> str:

@@ -23,7 +23,7 @@ from penstock.files import file_lock, write_file
 
 LOCK_TIMEOUT_S = 1.0
 MAX_LOG_BYTES = 64_000_000
-"""A log of this size is put aside at the next start of `up`, so two of them stay for each process."""
+"""A log of this size is put aside, so two of them stay for each process."""
 ENGINE_FAILED = "the engine does not start: "
 """How a worker begins the cause of a failed start of its engine."""
 OTHER_FOLDER = 'choose another --data-dir, or make it yours: sudo chown -R "$(id -un)" {}'
@@ -109,6 +109,7 @@ class DataDir:
         self.run = self.path / "run"
         self.metrics = self.run / "metrics"
         self.settings = self.run / "settings.json"
+        """All of them; each process reads those of its role."""
         self.logs = self.path / "logs"
         self.records = self.path / "records"
         self.redis = self.path / "redis"
@@ -176,17 +177,21 @@ class DataDir:
         configured = config.raw.get("files", {}).get("dir")
         return expanded(str(configured)) if configured else self.files
 
+    def settings_of(self, role: str) -> Path:
+        """The settings file of the processes of a role."""
+        return self.run / f"settings-{role}.json"
+
     def log(self, name: str) -> Path:
         """The log file of a process."""
         return self.logs / f"{name}.log"
 
     def rotate_logs(self) -> None:
-        """Rename each log that has grown long to `.log.1`, in place of an older one."""
-        for path in self.logs.glob("*.log"):
-            if path.stat().st_size >= MAX_LOG_BYTES:
-                path.replace(path.with_suffix(".log.1"))
-            else:
-                path.open("ab").close()  # a log of another user's: fail here, and not when a process is to write it
+        """Put long logs aside, and make all readable for their owner only."""
+        for path in (*self.logs.glob("*.log"), *self.logs.glob("*.log.1")):
+            path.open("ab").close()  # a log of another user's: fail here, and not when a process is to write it
+            path.chmod(0o600)
+            if path.suffix == ".log":
+                put_aside(path)
 
     def write(self, instance: Instance) -> None:
         """Replace the state in one step: a reader sees the old one or the new one."""
@@ -245,6 +250,15 @@ class DataDir:
             raise Problem(f"{folder} is no folder", next_step="choose another --data-dir") from None
         except OSError as error:
             raise _unwritable(folder, error) from None
+
+
+def put_aside(log: Path) -> bool:
+    """Rename a log that has grown long to `.log.1`, in place of an older one. Returns whether it was so long. Raises
+    OSError."""
+    is_long = log.stat().st_size >= MAX_LOG_BYTES
+    if is_long:
+        log.replace(log.with_suffix(".log.1"))
+    return is_long
 
 
 def _unwritable(path: Path, error: OSError) -> Problem:

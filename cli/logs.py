@@ -68,7 +68,10 @@ class LogFile:
     def lines(self, filters: Filters) -> Iterator[LogLine]:
         """Yield the lines that pass, from where the last call ended."""
         older = self.path.with_name(f"{self.process}.log.1")
-        for path in (self.path,) if self.inode else (older, self.path):
+        if self.inode:
+            with contextlib.suppress(FileNotFoundError):
+                older = older if older.stat().st_ino == self.inode else self.path  # its rest, if it was put aside
+        for path in dict.fromkeys((older, self.path)):
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 yield from self._of(file, filters)
 

@@ -29,8 +29,9 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from cli.instance import ProcessEntry
+from cli.instance import ProcessEntry, put_aside
 from cli.log_lines import message_of, record_of
+from penstock.files import open_private
 from penstock.loops import wait
 from penstock.process import ENV, LIFE
 from penstock.text import counted
@@ -97,6 +98,7 @@ STABLE_S = 30.0
 """A process that was ready, and ran for this long, resets the counts of failures."""
 PROBE_INTERVAL_S = 0.05
 OUTPUT_TIMEOUT_S = 1.0
+ROTATE_INTERVAL_S = 10.0
 TAIL_BYTES = 8192
 
 Probe: TypeAlias = Callable[[], Awaitable[str]]
@@ -142,6 +144,8 @@ class Child:
         self._stopping = asyncio.Event()
         self._killer: asyncio.TimerHandle | None = None
         self._log_start = 0
+        self._line: asyncio.StreamWriter | None = None
+        """To the process that runs, unless it does not use the lifeline."""
         self._was_ready = False
         """Whether the process that runs has been ready."""
 
@@ -176,6 +180,13 @@ class Child:
         if self._process is not None:
             _kill_group(self._process.pid)
 
+    def rotate_log(self) -> None:
+        """Put a log aside that has grown long; the process goes on in a new one, and loses no line."""
+        with contextlib.suppress(OSError):  # it has not opened the new one yet, or the disk is gone
+            if self._line is not None and put_aside(self.program.log):
+                self._line.write(os.fsencode(self.program.log) + b"\n")
+                self._log_start = 0
+
     async def _run_once(self) -> str:
         """Run one process until it exits. Returns why it exited."""
         self._was_ready = False
@@ -207,7 +218,7 @@ class Child:
 
     async def _spawn(self, line: int) -> Process:
         program = self.program
-        with program.log.open("ab") as log:
+        with open_private(program.log, "ab") as log:
             self._log_start = log.tell()
             return await asyncio.create_subprocess_exec(
                 *program.argv,
@@ -231,6 +242,7 @@ class Child:
     async def _watch(self, line: socket.socket) -> None:
         """Follow the process's state through the lifeline or by probing. On exit, close the supervisor's end."""
         reader, writer = await asyncio.open_connection(sock=line)
+        self._line = writer if self.program.probe is None else None
         try:
             if self.program.probe is not None:
                 while (state := await self.program.probe()) != "ready":
@@ -244,6 +256,7 @@ class Child:
         except ValueError:
             self._set(detail="says a line too long to be a state")
         finally:
+            self._line = None
             writer.close()
 
     def _on_message(self, said: dict[str, str]) -> None:
@@ -351,6 +364,13 @@ class Supervisor:
         """Make `until` evaluate its condition again."""
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def keep_rotating(self) -> None:
+        """Keep the logs of all children from growing without end."""
+        while True:
+            await asyncio.sleep(ROTATE_INTERVAL_S)
+            for child in self.children.values():
+                child.rotate_log()
 
     async def stop(self, *roles: str) -> None:
         """Drain the children of these roles together, and wait until they have exited."""

@@ -44,6 +44,7 @@ from cli.registry import connected, place, unreachable
 from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Supervisor, follow
 from penstock import __version__
 from penstock.config import ENGINES, FLAGS, ConfigError
+from penstock.files import open_private
 from penstock.text import counted
 from streaming.errors import Loading, Unavailable
 from streaming.fleet.plans import Plans
@@ -305,11 +306,14 @@ class Machine:
         # The same after a crash, to get the same share.
         by = f"up@{socket.gethostname()}:{self._home.path}/{self._home.name()}"
         following = asyncio.create_task(follow(self._pools, Plans(self._store_client), by, self._note_store))
+        rotating = asyncio.create_task(self._supervisor.keep_rotating())
         self._supervisor.guard(following)
+        self._supervisor.guard(rotating)
         try:
             await self._supervisor.until(lambda: self._interrupts > 0)
         finally:
             following.cancel()
+            rotating.cancel()
 
     def _note_store(self, why: str) -> None:
         """Called in each round: report that Redis is unavailable (`why`) or available again (""). The exit of an
@@ -453,7 +457,7 @@ def up(config: Path | None, detach: bool, **flags: Any) -> int:
 def _run(deployment: Deployment, home: DataDir, listeners: Sequence[socket.socket], progress: ProgressLine) -> int:
     home.prepare()
     try:
-        with home.log("up").open("a") as file:
+        with open_private(home.log("up"), "a") as file:
             logs.setup("up", "info", file)
             log.info("penstock %s starts", __version__)
             try:
@@ -475,7 +479,7 @@ def _check_engines(deployment: Deployment, home: DataDir, machine: Machine) -> N
     if not any(is_plugin(model.engine) for model in deployment.models.values()):
         return
     machine.publish_phase("checking the engines")
-    deployment.config.save(home.settings)
+    deployment.write(home)
     with deployment.config.naming_sources():
         for found in check_plugins(deployment, home):
             if found.error is not None:
@@ -507,7 +511,7 @@ def start_detached(
     output, argv = home.logs / "up.out", [sys.executable, "-P", "-m", "cli", "up", *arguments]
     with home.lock():  # else it would empty the output of the one that runs
         home.logs.mkdir(mode=0o700, exist_ok=True)
-        with output.open("wb") as file:
+        with open_private(output, "wb") as file:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environ, start_new_session=True
             )

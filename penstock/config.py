@@ -54,9 +54,8 @@ class Sources:
     flags: Collection[tuple[str, str]] = ()
     variables: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """By setting, the variable that set it."""
-    path: Path | None = None
-    file: Mapping[str, Any] = field(default_factory=dict)
-    """What the file at `path` holds."""
+    files: Mapping[Path, Mapping[str, Any]] = field(default_factory=dict)
+    """What each file holds, the strongest last."""
 
     def of(self, key: str) -> str:
         """What set this key, such as "api.port": "set in penstock.toml"; "" if nothing did."""
@@ -66,10 +65,11 @@ class Sources:
             return next(flags, "set on the command line")
         if variable := self.variables.get((section, name)):
             return f"set by the variable {variable}"
-        if self.path is None or not _has(self.file, key):
-            return ""
         here = Path.cwd()
-        return f"set in {self.path.relative_to(here) if self.path.is_relative_to(here) else self.path}"
+        for path, held in reversed(list(self.files.items())):
+            if _has(held, key):
+                return f"set in {path.relative_to(here) if path.is_relative_to(here) else path}"
+        return ""
 
     @contextmanager
     def naming(self) -> Iterator[None]:
@@ -184,6 +184,10 @@ class Config:
         """A section of named tables, e.g. `[models.<name>]`. Raises ConfigError."""
         return {key: build(kind, values, f"{name}.{key}") for key, values in self.raw.get(name, {}).items()}
 
+    def only(self, sections: Collection[str]) -> Config:
+        """The settings of these sections alone."""
+        return Config({name: values for name, values in self.raw.items() if name in sections}, self._sources)
+
     def save(self, path: Path) -> None:
         """Write the merged settings for a child process, readable only by the owner because they may hold secrets."""
         path.touch(mode=0o600)
@@ -202,27 +206,32 @@ def load(
     kinds: Mapping[str, type[msgspec.Struct]],
     *,
     path: Path | None = None,
+    own: Path | None = None,
     environ: Mapping[str, str],
     flags: Mapping[tuple[str, str], Any] | None = None,
 ) -> Config:
-    """Merge file, environment and flags; later ones take precedence. Raises ConfigError.
+    """Merge files, environment and flags; later ones take precedence. Raises ConfigError.
 
     Args:
         kinds: the sections that this process reads; for a section of tables, the struct of one table.
+        own: a second file, for the processes of one role.
         flags: values from the command line by (section, key); None: not given.
     """
-    raw = _from_file(path)
-    with Sources(path=path, file=raw).naming():
-        for section, values in raw.items():
-            if section not in SECTIONS:
-                raise ConfigError(section, "no such section", nearest(section, SECTIONS))
-            if not isinstance(values, dict):
-                raise ConfigError(section, f"expected a table [{section}], got {type(values).__name__}")
+    raw = dict[str, dict[str, Any]]()
+    files = {each: _from_file(each) for each in (path, own) if each is not None}
+    for file, found in files.items():
+        with Sources(files={file: found}).naming():
+            for section, values in found.items():
+                if section not in SECTIONS:
+                    raise ConfigError(section, "no such section", nearest(section, SECTIONS))
+                if not isinstance(values, dict):
+                    raise ConfigError(section, f"expected a table [{section}], got {type(values).__name__}")
+                raw[section] = {**raw.get(section, {}), **values}
     variables = _variables(kinds, environ)
     given = {target: value for target, value in (flags or {}).items() if value is not None}
     for (section, key), value in ({target: environ[name] for target, name in variables.items()} | given).items():
         raw.setdefault(section, {})[key] = value
-    config = Config(raw, Sources(given.keys(), variables, path, raw))
+    config = Config(raw, Sources(given.keys(), variables, files))
     with config.naming_sources():
         for name, kind in kinds.items():
             config.table(name, kind) if name in TABLES else config.section(name, kind)
@@ -369,9 +378,7 @@ def describe(kind: Any) -> str:
     return names.get(cast(type, kind), getattr(kind, "__name__", str(kind)))
 
 
-def _from_file(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
+def _from_file(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path))
     except FileNotFoundError:

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 LOCK_RETRY_DELAY_S = 0.02
 
@@ -26,6 +27,11 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Callable[[bytes], objec
         rename_durably(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def open_private(path: str | Path, mode: str) -> Any:
+    """As `open`; a file that it creates is readable for its owner only. Raises OSError."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from penstock.config import FILE, Config, ConfigError, load
+from penstock.files import open_private
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ class Lifeline:
 
     The supervisor passes each child one end of a socket pair (its number in PENSTOCK_LIFELINE). The child writes its
     state as JSON lines. When the supervisor dies, the socket closes and the child exits at once, so no orphan is left.
-    Without a supervisor there is no socket, and nothing is sent.
+    A line of the supervisor is the path of a new log: it has put the old one aside. Without a supervisor there is no
+    socket, and nothing is sent.
     """
 
     def __init__(self, fd: int | None) -> None:
@@ -79,9 +81,16 @@ class Lifeline:
     def _watch(self) -> None:
         assert self._socket is not None
         with contextlib.suppress(OSError):  # a broken socket means the same as a closed one
-            while self._socket.recv(64):
-                pass
+            for path in self._socket.makefile("r", encoding="utf-8", errors="surrogateescape"):
+                _log_to(path.rstrip("\n"))
         os._exit(70)
+
+
+def _log_to(path: str) -> None:
+    """Have what this process writes appended to another file; if it cannot be opened, it stays where it is."""
+    with contextlib.suppress(OSError), open_private(path, "ab") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
 
 
 class StartError(Exception):
@@ -104,10 +113,11 @@ class Launch:
 
 
 def argument_parser(package: str, description: str | None, process_id: str) -> argparse.ArgumentParser:
-    """Parser of the arguments that all processes have. `process_id` is the default of --id."""
+    """Parser of the arguments that all processes have. `process_id` is the default of --id: the role, and a number."""
     parser = argparse.ArgumentParser(prog=f"python -m penstock.run {package}", description=description)
     parser.add_argument("--settings", type=Path, help="merged settings as written by `penstock up`")
     parser.add_argument("--config", type=Path, help=f"settings file (default: {FILE} in this folder, if there is one)")
+    parser.set_defaults(role=process_id.rpartition("-")[0])
     parser.add_argument("--id", default=process_id, help="this process's name in `penstock ps`")
     return parser
 
@@ -127,9 +137,8 @@ def run_process(
     options = parser.parse_args(arguments)
     lifeline = Lifeline.from_environ()
     try:
-        path = options.config or (Path(FILE) if Path(FILE).exists() else None)
         saved = options.settings
-        config = Config.saved(saved) if saved else load(sections, path=path, environ=os.environ)
+        config = Config.saved(saved) if saved else _read(sections, options.config, options.role)
         with contextlib.ExitStack() as on_exit:
             work = start(Launch(options, config, lifeline, on_exit))
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -141,6 +150,19 @@ def run_process(
     lifeline.say("failed", reason)
     sys.stderr.write(f"error: {reason}\n")
     return code
+
+
+def _read(sections: Mapping[str, type[msgspec.Struct]], given: Path | None, role: str) -> Config:
+    """Read the settings of a process that is started alone, with those that only its role has (penstock.<role>.toml
+    beside the others). Raises ConfigError."""
+    path = given or Path(FILE)
+    own = path.with_name(f"{path.stem}.{role}{path.suffix}")
+    return load(
+        sections,
+        path=path if given or path.exists() else None,
+        own=own if own.exists() else None,
+        environ=os.environ,
+    )
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -117,8 +117,9 @@ class ChoiceStarter:
 
     def room(self) -> int | None:
         """How many jobs the claimer may claim: as many as find a slot, and `prefetch` to be at hand; none while a job
-        above lane batch waits at the gate of an engine that is limited by its cache. None: none, whatever their lane,
-        because the engine takes nothing or too many held jobs have waiting choices."""
+        above lane batch waits at the gate of an engine that is limited by its cache. Before the slots that are kept for
+        others no more than find one: whose jobs these are says who gets none of the last. None: none, whatever their
+        lane, because the engine takes nothing or too many held jobs have waiting choices."""
         stats, prefetch, self.is_full = self.stats(), self._settings.prefetch, False
         if self.dead is not None or not stats.accepts:
             return None
@@ -133,16 +134,23 @@ class ChoiceStarter:
         else:
             self.begins = 0 if held_back else self._fitting(self._lane, free)
             found = 0 if held_back else min(self.begins + prefetch, MAX_CLAIM)
+        if (kept := self._kept_slots()) and kept < free:
+            self.begins, found = min(self.begins, free - kept), min(found, free - kept)
         self.is_full = not found
         return found
 
     def shared_slots(self) -> tuple[int, Sequence[str]]:
         """How many slots are for jobs of any tenant, and the tenants that get none beyond these: the last slots are
         kept for others."""
-        slots = self.stats().slots
-        kept = tenant_slots(slots, self._settings.tenant_slots)
+        slots, kept = self.stats().slots, self._kept_slots()
         crowding = self._shares.crowding(slots, time.monotonic()) if kept else ()
         return max(0, slots - kept - self.texts), crowding
+
+    def _kept_slots(self) -> int:
+        """How many slots are kept from tenants above their share; none while there is one tenant."""
+        if self._shares.tenants(time.monotonic()) < 2:
+            return 0
+        return tenant_slots(self.stats().slots, self._settings.tenant_slots)
 
     def chat_room(self) -> int:
         """How many jobs of lane interactive to claim while a job of lane standard waits at the gate: at least one if a

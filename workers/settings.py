@@ -21,7 +21,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     sixty-four, at least one; where there are many slots, one becomes free soon."""
     tenant_slots: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Slots that a tenant with more than its share of them, by weight, may not fill while others use the worker, so
-    that a job of another one begins at once. None: one in 128, rounded."""
+    that a job of another one begins at once. None: one in 128, rounded, at least one."""
     gate: bool = True
     """Give the engine a text only if its KV cache is predicted to hold all texts until they have ended. It matters for
     engines that are limited by their KV cache alone."""

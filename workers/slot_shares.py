@@ -3,7 +3,8 @@
 Of the tenants that use a worker, each has the share of its slots that its weight is of all their weights.
 
 A worker keeps a few slots free of such tenants (`tenant_slots`), so that a light tenant's job begins at once and does
-not wait until a job of the flooding one ends. Nothing is kept while a single tenant uses the worker. Other slots are
+not wait until a text of the flooding one ends, which may take a minute. Nothing is kept while a single tenant uses the
+worker. Other slots are
 reserved from lane batch (`reserved_slots`). Victims are the batch jobs that a worker preempts when interactive jobs
 need their slots.
 """
@@ -72,7 +73,7 @@ def choose_victims(jobs: Iterable[RunningJob], texts: int, now_s: float) -> list
     return chosen
 
 
-ACTIVE_S = 60.0
+ACTIVE_S = 300.0
 """How long after its last text a tenant counts as one that uses the worker."""
 SLOTS_PER_KEPT = 128
 MAX_CROWDING = 16
@@ -81,8 +82,8 @@ MAX_CROWDING = 16
 
 def tenant_slots(slots: int, wanted: int | None) -> int:
     """Slots that tenants with more than their share may not fill, never all of them. `wanted` None: one in 128,
-    rounded; so none of fewer than 64, where a slot is a large part of what the worker computes."""
-    usual = (2 * slots + SLOTS_PER_KEPT) // (2 * SLOTS_PER_KEPT)
+    rounded, at least one."""
+    usual = max(1, (2 * slots + SLOTS_PER_KEPT) // (2 * SLOTS_PER_KEPT))
     return min(slots - 1, usual if wanted is None else wanted)
 
 
@@ -119,18 +120,22 @@ class SlotShares:
             del self._texts[tenant]
             self._left[tenant] = now
 
-    def crowding(self, slots: int, now: float) -> tuple[str, ...]:
-        """The tenants that hold more than their share of the slots; () if no other has used the worker lately."""
+    def tenants(self, now: float) -> int:
+        """How many tenants use the worker, or have lately."""
         for tenant in [tenant for tenant, ended in self._left.items() if ended < now - ACTIVE_S]:
             del self._left[tenant]
-        tenants = len(self._texts) + len(self._left)
-        if tenants < 2:
+        return len(self._texts) + len(self._left)
+
+    def crowding(self, slots: int, now: float) -> tuple[str, ...]:
+        """The tenants that would hold more than their share of the slots, and more than one, with another text; () if
+        no other has used the worker lately."""
+        if (tenants := self.tenants(now)) < 2:
             return ()
         known = [tenant for tenant in self._weights if tenant in self._texts or tenant in self._left]
         total = DEFAULT_WEIGHT * (tenants - len(known)) + sum([self._weights[tenant] for tenant in known])
         over = [
             (-texts, tenant)
             for tenant, texts in self._texts.items()
-            if texts > max(1.0, slots * self._weights.get(tenant, DEFAULT_WEIGHT) / total)
+            if texts >= max(1.0, slots * self._weights.get(tenant, DEFAULT_WEIGHT) / total)
         ]
         return tuple([tenant for _, tenant in sorted(over)[:MAX_CROWDING]])

@@ -75,6 +75,7 @@ def _write(scope: Scope, action: str, status: int, more: Mapping[str, Any], targ
         "who": (caller.name or caller.tenant) if caller else None,
         "tenant": caller.tenant if caller else None,
         "client": f"{client[0]}:{client[1]}" if client else None,
+        "address": state["address"],
         "request_id": state["request_id"],
         "method": scope["method"],
     }

@@ -1,6 +1,7 @@
 """Request guard: authenticates and authorizes every request before any endpoint runs.
 
-It checks, in this order: proxy headers, the Host name, the origin, the route's row in the access table, the caller.
+It checks, in this order: headers that come twice, proxy headers, the Host name, the origin, the route's row in the
+access table, the caller, and whether the sender was refused too often.
 Endpoints read the caller from `scope["state"]["caller"]` and authenticate nobody themselves.
 """
 
@@ -14,13 +15,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import audit
 from api.auth.console import TOKEN_HEADER
-from api.auth.hosts import Senders
+from api.auth.floods import REFUSED, Floods
+from api.auth.hosts import Addresses, Senders
 from api.auth.keys import Caller
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import error_body
 from api.routes import TABLE, Access, endpoint_of
 from api.services import Services
+from api.stream.connection_guard import invalid_http
 from streaming.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,18 @@ MAX_LOGGED = 64
 """Reasons that one process logs: senders choose the origins and hosts in them, so the number must be bounded."""
 MAX_PATH = 128
 """Characters of a path that are logged."""
+
+
+SINGLE = frozenset((b"host", b"authorization", b"origin", b"sec-fetch-site", TOKEN_HEADER))
+"""Headers that decide who may do what. Of two of a name, a proxy in front may have judged by the other one."""
+
+
+def _check_single(scope: Scope) -> None:
+    """Refuse a request that has one of the SINGLE headers twice. Raises ApiError (400)."""
+    names = [name for name, _ in scope["headers"] if name in SINGLE]
+    for name in SINGLE:
+        if names.count(name) > 1:
+            raise invalid_http(f"it has the header {name.decode()} {names.count(name)} times, send it once")
 
 
 def error_response(services: Services, error: ApiError) -> Response:
@@ -45,6 +60,7 @@ class RequestGuard:
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services, self._keyring = app, services, services.keyring
         self._adapt()
+        self._floods = Floods(services.settings, Addresses(services.settings.proxy_networks))
         self._logged: set[str] = set()
         """The refusals that this process has logged: each origin and host has one of its own."""
 
@@ -67,16 +83,21 @@ class RequestGuard:
             scope["path_params"] = found.params
         state["cors"] = self._senders.cors_headers(path, state["headers"])
         try:
+            if len(state["headers"]) != len(scope["headers"]):
+                _check_single(scope)
             self._senders.check(scope["method"], path, state["headers"], scope["http_version"])
             if found is None:
                 answer = self._unlisted(scope)
             else:
                 await self._authenticate(found.route.access, scope)
                 self._check_scope(found.route.path, state.get("caller"))
-        except ApiError as error:
+                if self._floods.buckets:
+                    self._floods.check(scope)
+        except ApiError as error:  # no other variable may keep it: with its traceback it would be a cycle
+            error = (self._floods.count(scope) if error.status < 429 else None) or error
             if path.startswith("/admin"):
                 audit.refused(scope, found, error)
-            self.log_once(error, path)
+            self.log_once(error, path, state["address"])
             state["code"], answer = error.code, error_response(self._services, error)
         if answer is not None:
             await answer(scope, receive, send)
@@ -90,6 +111,8 @@ class RequestGuard:
                 with self._services.open_answers.of(caller.name):
                     await self._app(scope, receive, send)
         finally:
+            if state.get("status") in REFUSED:
+                self._floods.count(scope)
             if found is not None and found.route.action:
                 audit.acted(scope, found)
 
@@ -133,7 +156,7 @@ class RequestGuard:
         if access is Access.ADMIN:
             state["caller"] = keyring.admin(authorization)
 
-    def log_once(self, error: ApiError, path: str) -> None:
+    def log_once(self, error: ApiError, path: str, address: str) -> None:
         """Log a new reason with its fix as one warning; after MAX_LOGGED of them, log once that no more follow."""
         if error.code not in LOGGED or error.message in self._logged or len(self._logged) > MAX_LOGGED:
             return
@@ -143,4 +166,4 @@ class RequestGuard:
             return
         # The sender's values are quoted, so that they cannot forge a log line.
         words = (error.code, path[:MAX_PATH], error.message)
-        log.warning("refused (%s) a request for %r: %s", *words, extra={"code": error.code})
+        log.warning("refused (%s) a request for %r: %s", *words, extra={"code": error.code, "address": address})

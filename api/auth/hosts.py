@@ -1,4 +1,5 @@
 """Hosts and origins: which host names mean this machine, and refusal of other servers' names and other sites' pages.
+Also from which address a request comes.
 
 Refusal by the Host header protects against DNS rebinding: for a browser, a web page whose domain resolves to 127.0.0.1
 has the same origin as this server, and only the header shows the difference.
@@ -9,9 +10,12 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from starlette.responses import Response
+from starlette.types import Scope
 
 from api.openai import errors
 from api.settings import ORIGIN, ApiSettings
@@ -53,6 +57,52 @@ def is_loopback_name(name: str) -> bool:
     if bare == LOCALHOST or bare.endswith(".localhost"):
         return NAME.fullmatch(bare) is not None
     return is_loopback(name)
+
+
+CLIENT_BITS = 64
+"""Prefix length of an IPv6 client: it usually owns all addresses of its /64."""
+
+
+class Addresses:
+    """Tells senders apart, also behind proxies. `trusted`: the networks of the proxies."""
+
+    def __init__(self, trusted: Sequence[IPv4Network | IPv6Network]) -> None:
+        self._trusted = trusted
+
+    def client_of(self, address: str) -> str:
+        """Return the client that an address belongs to: an IPv4 address (also an IPv4-mapped one) or an IPv6 network of
+        CLIENT_BITS; "" for loopback, trusted proxies and UNIX sockets."""
+        client = None if is_loopback(address) else _parsed(address)
+        if client is None or self._is_trusted(client):
+            return ""
+        network = ipaddress.ip_network((client, CLIENT_BITS), strict=False) if client.version == 6 else client
+        return str(network)
+
+    def of(self, scope: Scope) -> str:
+        """Return the address that a request comes from: of a connection, or, as its proxy says, the last one in
+        X-Forwarded-For that is no proxy's. "" for a UNIX socket."""
+        peer: str = (scope.get("client") or ("", 0))[0]
+        if not self._trusted or (found := _parsed(peer)) is None or not self._is_trusted(found):
+            return peer
+        said = b",".join([value for name, value in scope["headers"] if name == b"x-forwarded-for"]).decode("latin-1")
+        for word in reversed(said.split(",")):
+            if (found := _parsed(word.strip())) is None:
+                return peer
+            if not self._is_trusted(found):
+                return str(found)
+        return peer
+
+    def _is_trusted(self, address: IPv4Address | IPv6Address) -> bool:
+        return any(address in network for network in self._trusted)
+
+
+def _parsed(text: str) -> IPv4Address | IPv6Address | None:
+    """Parse an address, which may have a port; an IPv4-mapped one is an IPv4 address. None for anything else."""
+    for form in (text.partition("%")[0], host_name(text.encode("latin-1", "replace"))):
+        with suppress(ValueError):
+            address = ipaddress.ip_address(form)
+            return getattr(address, "ipv4_mapped", None) or address
+    return None
 
 
 PROXIED = frozenset((

@@ -8,7 +8,6 @@ without resetting connections whose request is on its way.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import itertools
 import resource
 import selectors
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import uvicorn
 
-from api.auth.hosts import is_loopback
+from api.auth.hosts import Addresses
 from api.openai.errors import ApiError, retry_after
 from api.openai.rendering import error_body
 from api.settings import ApiSettings
@@ -120,8 +119,6 @@ MAX_EXPIRED_PER_SWEEP = 100
 """Connections expired in one iteration of the event loop; the others follow SWEEP_RESUME_DELAY_S later."""
 SWEEP_RESUME_DELAY_S = 0.01
 SWEEP_INTERVAL_S = 1.0
-CLIENT_BITS = 64
-"""Prefix length of an IPv6 client: it usually owns all addresses of its /64."""
 
 
 class ConnectionGuard:
@@ -141,7 +138,7 @@ class ConnectionGuard:
         self.ending: DeadlineQueue[Connection] = DeadlineQueue(ENDING_TIMEOUT_S, lambda it: it.idle_overdue())
         self.writing: DeadlineQueue[Connection] = DeadlineQueue(settings.send_timeout_s, lambda it: it.write_overdue())
         self._queues = (self.head, self.body, self.idle, self.lingering, self.ending, self.writing)
-        self._trusted = settings.proxy_networks
+        self._client_of = Addresses(settings.proxy_networks).client_of
         self._admitted: dict[Connection, str] = {}
         """The client that each connection counts for; "" if it counts in the total only."""
         self._per_client: Counter[str] = Counter()
@@ -208,17 +205,6 @@ class ConnectionGuard:
             left -= queue.sweep(loop.time(), left)
         if not left:
             loop.call_later(SWEEP_RESUME_DELAY_S, self.sweep)
-
-    def _client_of(self, address: str) -> str:
-        """Return the client that a connection counts for: an IPv4 address (also an IPv4-mapped one) or an IPv6 network
-        of CLIENT_BITS; "" for loopback, trusted proxies and UNIX sockets."""
-        if not address or is_loopback(address):
-            return ""
-        client = ipaddress.ip_address(address.partition("%")[0])
-        client = getattr(client, "ipv4_mapped", None) or client
-        if any(client in network for network in self._trusted):
-            return ""
-        return str(ipaddress.ip_network((client, CLIENT_BITS), strict=False) if client.version == 6 else client)
 
 
 RESERVED_FILES = 2 * MAX_SURPLUS + 256

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import stat
 import sys
 from collections.abc import AsyncIterator, Callable
 from itertools import groupby
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from house import eventually
 
+from cli import instance
 from cli.instance import ProcessEntry
 from cli.supervisor import Child, Program, Supervisor, backoff_s
 
@@ -112,6 +114,33 @@ AWAY = (
     "for why in ('', 'a (gone)', 'a (gone)', 'a (slow)', ''): line.note_away(why)\n"
     "time.sleep(600)"
 )
+
+
+WRITES = (
+    "import sys; from penstock.process import Lifeline; line = Lifeline.from_environ(); line.say('ready')\n"
+    "for number in range(10**9): sys.stderr.write(f'{number}\\n')"
+)
+
+
+async def test_a_long_log_is_put_aside_while_its_process_writes(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again and again, and no line is lost: what was put aside is continued in the new file, for its owner only."""
+    monkeypatch.setattr(instance, "MAX_LOG_BYTES", 20_000)
+    child, log = room.start(WRITES), room.folder / "worker-1.log"
+    await room.ready(child)
+    for _ in range(3):
+        while True:
+            assert child.status.state == "ready"
+            before = log.stat().st_ino if log.exists() else 0
+            child.rotate_log()
+            await asyncio.sleep(0.01)
+            if before and log.exists() and log.stat().st_ino != before:
+                break
+    os.kill(child.status.pid or 0, signal.SIGKILL)
+    await room.stop()
+    written = (log.with_suffix(".log.1").read_text() + log.read_text()).split("\n")
+    numbers = [int(line) for line in written[:-1]]
+    assert numbers[0] > 0 and numbers == list(range(numbers[0], numbers[-1] + 1)), "the first ones were dropped"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in room.folder.glob("*.log*")} == {0o600}
 
 
 async def test_servers_that_are_away_come_over_the_lifeline(room: Room) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -10,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docker_files import SECTIONS
 from http_serving import QuietHandler, serving_http
 
 from cli import deployment as engines
-from cli.deployment import Deployment, is_free, listening, load_deployment, next_free, own_name, with_upstream
+from cli.deployment import READ_BY, Deployment, is_free, listening, load_deployment, next_free, own_name, with_upstream
+from cli.embedded import Embedded
 from cli.instance import DataDir
 from cli.options import own_command
 from cli.output import Exit, Problem, error_block
@@ -117,12 +121,68 @@ def test_command_lines_of_the_roles(tmp_path: Path) -> None:
     deployment, home = loaded(tmp_path, engine="sim"), DataDir(tmp_path)
     others = {each.id: each for each in deployment.programs(home, [7, 8])}
     api, worker = others["api-1"], deployment.worker_program(home, "worker-2", "sim")
-    begin, settings = (sys.executable, "-P", "-m"), ("--settings", str(home.settings))
-    assert api.argv == (*begin, "api", *settings, "--id", "api-1", "--listen-fd", "7", "--listen-fd", "8")
-    assert worker.argv == (*begin, "workers", *settings, "--id", "worker-2", "--model", "sim")
-    assert others["scheduler-1"].argv == (*begin, "scheduler", *settings, "--id", "scheduler-1")
-    assert others["offline-1"].argv == (*begin, "offline", *settings, "--id", "offline-1") and len(others) == 3
+
+    def begin(package: str, role: str, name: str) -> tuple[str, ...]:
+        return (sys.executable, "-P", "-m", package, "--settings", str(home.settings_of(role)), "--id", name)
+
+    assert api.argv == (*begin("api", "api", "api-1"), "--listen-fd", "7", "--listen-fd", "8")
+    assert worker.argv == (*begin("workers", "worker", "worker-2"), "--model", "sim")
+    assert others["scheduler-1"].argv == begin("scheduler", "scheduler", "scheduler-1")
+    assert others["offline-1"].argv == begin("offline", "offline", "offline-1") and len(others) == 3
     assert api.fds == (7, 8) and worker.grace_s > deployment.worker.drain_s
+
+
+def test_each_process_gets_the_settings_that_it_reads(tmp_path: Path) -> None:
+    """And those alone: a worker has neither the hashes of keys nor the secrets of webhooks."""
+    assert set(READ_BY) == set(SECTIONS)
+    for role, kinds in SECTIONS.items():
+        assert set(READ_BY[role]) == {"up", *kinds}, role
+    secret = "whsec_" + "a" * 32
+    deployment = loaded(
+        tmp_path,
+        f"""
+        [keys.mine]
+        sha256 = "{"b" * 64}"
+        tenant = "mine"
+        [webhooks.hook]
+        url = "https://hook.example"
+        secret = "{secret}"
+        tenant = "mine"
+    """,
+    )
+    home = DataDir(tmp_path / "data")
+    with home.lock():
+        home.prepare()
+        deployment.save(home, redis_url="redis://:pw@127.0.0.1:9/0", port=4321, weights=None)
+        for role in READ_BY:
+            path = home.settings_of(role)
+            text = path.read_text()
+            assert ("b" * 64 in text, secret in text) == (role == "api", role in ("api", "offline")), role
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert Config.saved(path).raw["redis"]["url"] == "redis://:pw@127.0.0.1:9/0"
+
+
+def test_each_process_gets_the_variables_that_it_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings come from its file; keys of servers are for the workers that ask servers, and Redis gets none at all."""
+    given = {"PENSTOCK_API_KEY": "k", "PENSTOCK_REDIS_PASSWORD": "p", "SERVERS_KEY": "s", "HTTPS_PROXY": "x"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    rows = """
+        [models.far]
+        engine = "upstream"
+        options = { urls = ["http://127.0.0.1:1/v1"], key_env = "SERVERS_KEY" }
+        [models.near]
+        engine = "sim"
+    """
+    deployment, home = loaded(tmp_path, rows), DataDir(tmp_path)
+    programs = {each.role: each for each in deployment.programs(home, [])}
+    programs |= {model: deployment.worker_program(home, "worker-1", model) for model in ("far", "near")}
+    found = {role: given.keys() & program.env.keys() for role, program in programs.items()}
+    common = {"HTTPS_PROXY"}
+    roles = ("api", "scheduler", "offline", "near")
+    assert found == {**dict.fromkeys(roles, common), "far": {"HTTPS_PROXY", "SERVERS_KEY"}}
+    redis = Embedded(Path("server"), tmp_path, tmp_path / "socket", "password", 1).program(tmp_path / "log")
+    assert not given.keys() & redis.env.keys() and redis.env["PATH"] == os.environ["PATH"]
 
 
 def test_the_command_is_named_as_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

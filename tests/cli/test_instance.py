@@ -90,8 +90,11 @@ def test_nobody_else_may_enter(tmp_path: Path) -> None:
     for folder in (home.path, home.redis, home.logs):
         folder.mkdir(mode=0o755)
     home.api_key.touch()
+    for log in (home.log("api-1"), home.logs / "api-1.log.1"):
+        log.touch(mode=0o644)
     with home.lock():
         home.prepare()
+        assert {stat.S_IMODE(log.stat().st_mode) for log in home.logs.iterdir()} == {0o600}
         home.write(instance(home))
         assert stat.S_IMODE((home.run / "state.json").stat().st_mode) == 0o600
         modes = [stat.S_IMODE(path.stat().st_mode) for path in (home.path, home.redis, home.logs, home.run)]

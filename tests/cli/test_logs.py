@@ -128,10 +128,12 @@ def test_new_lines_are_followed_until_ctrl_c(home: Path) -> None:
             with (folder / "worker-1.log").open("a") as file:
                 file.write("\n")
             eventually(lambda: said() == ["five", "not yet whole"])
-            (folder / "worker-1.log").replace(folder / "worker-1.log.1")
+            with (folder / "worker-1.log").open("a") as file:
+                (folder / "worker-1.log").replace(folder / "worker-1.log.1")
+                file.write(record("07.000", "to the old one"))
             (folder / "worker-1.log").write_text(record("08.000", "anew"))
             (folder / "offline-1.log").write_text(record("09.000", "another", "offline"))
-            eventually(lambda: sorted(said()[2:]) == ["anew", "another"])
+            eventually(lambda: sorted(said()[2:]) == ["anew", "another", "to the old one"])
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(60) == Exit.INTERRUPTED

@@ -431,7 +431,7 @@ def a_typed_password_is_not_passed_on(done: subprocess.CompletedProcess[str], ho
     lines = family(state["pid"])
     assert state["redis_url"] == url and len(lines) >= len(ROLES)
     assert [line for line in lines.values() if b"canary-password" in line] == []
-    assert holding(home, "canary-password") == {"settings.json", "state.json"}
+    assert holding(home, "canary-password") == {*SETTINGS, "state.json"}
 
 
 def the_link_to_the_console_logs_in_once(shown: str, home: Path) -> None:
@@ -486,6 +486,10 @@ def family(pid: int) -> dict[int, bytes]:
     return {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in found if Path(f"/proc/{each}").exists()}
 
 
+SETTINGS = ("settings.json", *(f"settings-{role}.json" for role in ROLES[1:]))
+"""Everything, and what each role gets of it."""
+
+
 def holding(folder: Path, secret: str) -> set[str]:
     """Names of the files in a folder that hold a secret."""
     return {path.name for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()}
@@ -497,8 +501,8 @@ def test_no_password_is_on_a_command_line(shared: Up) -> None:
     lines = family(shared.process.pid)
     assert set(shared.pids().values()) < set(lines) and len(password) > 16
     assert [line for line in lines.values() if password.encode() in line] == []
-    assert holding(shared.data_dir, password) == {"valkey.conf", "settings.json", "state.json"}
-    for name in ("redis/valkey.conf", "run/settings.json", "run/state.json", ""):
+    assert holding(shared.data_dir, password) == {"valkey.conf", *SETTINGS, "state.json"}
+    for name in ("redis/valkey.conf", "run/state.json", "", *(f"run/{each}" for each in SETTINGS)):
         assert (shared.data_dir / name).stat().st_mode & 0o077 == 0
 
 

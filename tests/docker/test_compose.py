@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import docker_files
 import pytest
 from batching import answers_are_right, begin, content, ended, line
 from docker_files import (
@@ -37,7 +39,7 @@ from redis import Redis
 
 from api.auth.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
-from penstock.config import Config, load
+from penstock.config import Config
 from streaming.fleet.settings import ModelSettings
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
@@ -70,7 +72,13 @@ def made(tmp_path: Path) -> tuple[Path, str]:
 
 
 def config_of(service: str, settings: Path) -> Config:
-    return load(SECTIONS[ROLES[service]], path=settings, environ=environ_of(service))
+    return docker_files.config_of(ROLES[service], settings, environ_of(service))
+
+
+def mounted(service: str) -> dict[str, str]:
+    """Its settings files: what is read at each name in /etc/penstock."""
+    found = {str(Path(each["target"])): each["source"] for each in SERVICES[service]["volumes"]}
+    return {Path(target).name: source for target, source in found.items() if target.startswith("/etc/penstock/")}
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -95,7 +103,17 @@ def test_the_key_opens_the_door(made: tuple[Path, str]) -> None:
     keyring = Keyring(config.table("keys", KeySettings))
     check_exposure(config.section("api", ApiSettings).host, keyring)
     assert keyring.caller(f"Bearer {key}").tenant == "first"
-    assert key not in settings.read_text() and "[keys" not in (COMPOSE / "penstock.example.toml").read_text()
+    assert "[keys" not in settings.read_text() and key not in (settings.parent / "secrets" / "api.toml").read_text()
+
+
+def test_each_role_gets_the_settings_that_it_reads(made: tuple[Path, str]) -> None:
+    """Keys are the API's, webhooks its and those of the offline processes; no worker could read them."""
+    for service, role in ROLES.items():
+        files = mounted(service)
+        own = {f"penstock.{role}.toml": f"./secrets/{role}.toml"} if {"webhooks", "keys"} & set(SECTIONS[role]) else {}
+        assert files == {"penstock.toml": "./penstock.toml", **own}
+        assert all((made[0].parent / source).stat().st_mode & 0o777 == 0o644 for source in files.values())
+        assert bool(config_of(service, made[0]).raw.get("keys")) == (role == "api")
 
 
 # --- containers ------------------------------------------------------------------------------------------------------
@@ -236,6 +254,9 @@ class Container:
 
     def __init__(self, service: str, settings: Path, redis_url: str, port: int) -> None:
         self.folder, self.test = settings.parent, SERVICES[service]["healthcheck"]["test"]
+        for name, source in mounted(service).items():
+            if not (self.folder / name).exists():
+                shutil.copy(self.folder / source, self.folder / name)
         differs = {"PENSTOCK_REDIS_URL": redis_url, "PENSTOCK_TELEMETRY_METRICS_HOST": "127.0.0.1"}
         differs["PENSTOCK_TELEMETRY_METRICS_PORT"] = str(free_port())
         if service == "api":

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import docker_files
 import pytest
 from docker_files import (
     COMPOSE,
@@ -113,7 +114,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, str
 
 
 def config_of(owner: Object, settings: Path) -> Config:
-    return load(SECTIONS[role_of(owner)], path=settings, environ=environ_of(owner))
+    return docker_files.config_of(role_of(owner), settings, environ_of(owner))
 
 
 ALL = [(overlay, owner["metadata"]["name"]) for overlay in OVERLAYS for owner in pods(overlay)]
@@ -185,7 +186,7 @@ def test_the_settings_are_settings(made: tuple[str, Path, str]) -> None:
     for owner in pods(overlay):
         if role_of(owner) != "redis":
             config = config_of(owner, settings)
-    api = load(SECTIONS["api"], path=settings, environ=environ_of(owner_of(overlay, "penstock-api")))
+    api = config_of(owner_of(overlay, "penstock-api"), settings)
     keyring = Keyring(api.table("keys", KeySettings))
     check_exposure(api.section("api", ApiSettings).host, keyring)
     assert keyring.caller(f"Bearer {key}").tenant == "first"
@@ -201,18 +202,25 @@ def test_each_role_has_a_login_of_its_own(made: tuple[str, Path, str]) -> None:
     overlay, settings, _ = made
     kustomization = document(KUBERNETES / "overlays" / overlay / "kustomization.yaml")
     generated = {each["name"]: each.get("envs") or each["files"] for each in kustomization["secretGenerator"]}
-    assert all((settings.parent / path).is_file() for paths in generated.values() for path in paths)
+    files = [path.rpartition("=")[2] for paths in generated.values() for path in paths]
+    assert all((settings.parent / path).is_file() for path in files)
     for owner in pods(overlay):
         role, spec = role_of(owner), template(owner)["spec"]
-        secrets = {each["secret"]["secretName"] for each in spec.get("volumes", ()) if "secret" in each}
-        secrets |= logins_of(owner)
+        volumes = spec.get("volumes", ())
+        secrets = {each["secret"]["secretName"] for each in volumes if "secret" in each} | logins_of(owner)
+        parts = [part for each in volumes for part in each.get("projected", {}).get("sources", ())]
+        secrets |= {part["secret"]["name"] for part in parts}
         if role == "redis":
             assert secrets == {"penstock-redis-users"}
             (mount,) = [each for each in container(owner)["volumeMounts"] if each["name"] == "users"]
             (path,) = generated["penstock-redis-users"]
             assert f"{mount['mountPath']}/{Path(path).name}" == container(owner)["args"][-1]
         else:
-            assert secrets == {"penstock-settings", f"penstock-redis-{role}"}
+            own = f"penstock-settings-{role}"
+            has_own = bool({"webhooks", "keys"} & set(SECTIONS[role]))
+            assert secrets == {"penstock-settings", f"penstock-redis-{role}", *([own] if has_own else [])}
+            assert not has_own or generated[own] == [f"penstock.{role}.toml=secrets/{role}.toml"]
+            assert bool(config_of(owner, settings).raw.get("keys")) == (role == "api")
             assert generated[f"penstock-redis-{role}"] == [f"secrets/{role}.env"]
 
 

@@ -306,9 +306,9 @@ def test_the_strongest_source_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     path, variables = tmp_path / "penstock.toml", {("api", "port"): "PENSTOCK_PORT"}
     file = {"api": {"port": 1}, "models": {"a.b": {"options": {"path": "x"}}}}
-    assert Sources([("api", "port")], variables, path, file).of("api.port") == "set by the flag --port"
-    assert Sources([], variables, path, file).of("api.port") == "set by the variable PENSTOCK_PORT"
-    found = Sources([], {}, path, file)
+    assert Sources([("api", "port")], variables, {path: file}).of("api.port") == "set by the flag --port"
+    assert Sources([], variables, {path: file}).of("api.port") == "set by the variable PENSTOCK_PORT"
+    found = Sources([], {}, {path: file})
     assert found.of("api.port") == found.of("models.a.b.options.path") == "set in penstock.toml"
     assert found.of("api.metrics") == found.of("models.a.b.options.path.x") == ""
     monkeypatch.chdir("/")

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from penstock import process
-from penstock.config import ConfigError
+from penstock.config import ConfigError, load
 from penstock.process import Launch, StartError, argument_parser, needed_to_start, on_stop_signal, run_process
 
 
@@ -46,6 +46,27 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[tuple[st
 def run(start: Callable[[Launch], Coroutine[Any, Any, int]], *arguments: str) -> int:
     """As `python -m thing` would."""
     return run_process(argument_parser("thing", "A thing.", "thing-1"), arguments, {"api": ThingSettings}, start)
+
+
+def test_the_settings_of_a_role_stand_in_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They add to those of all roles, and outrank them; others do not read them, and a mistake names the file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "penstock.thing.toml").write_text("[api]\nsize = 3\n")
+    (tmp_path / "penstock.other.toml").write_text("[api]\nsize = 4\n")
+    sizes: list[int] = []
+
+    def start(launch: Launch) -> Coroutine[Any, Any, int]:
+        sizes.append(launch.config.section("api", ThingSettings).size)
+        return asyncio.sleep(0, 0)
+
+    assert run(start) == 0
+    (tmp_path / "penstock.toml").write_text("[api]\nsize = 2\n[models.m]\n")
+    assert run(start) == run(start, "--config", str(tmp_path / "penstock.toml")) == 0
+    assert sizes == [3, 3, 3]
+    (tmp_path / "penstock.thing.toml").write_text("[api]\nsize = 'many'\n")
+    with pytest.raises(ConfigError) as mistake:
+        load({"api": ThingSettings}, path=Path("penstock.toml"), own=Path("penstock.thing.toml"), environ={})
+    assert (mistake.value.key, mistake.value.source) == ("api.size", "set in penstock.thing.toml")
 
 
 def test_it_exits_with_what_its_work_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

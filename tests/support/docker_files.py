@@ -17,6 +17,7 @@ import yaml
 
 from api.__main__ import SECTIONS as API
 from offline.__main__ import SECTIONS as OFFLINE
+from penstock.config import Config, load
 from scheduler.__main__ import SECTIONS as SCHEDULER
 from workers.__main__ import SECTIONS as WORKER
 
@@ -116,6 +117,12 @@ def new_key(folder: Path, to: Path) -> tuple[Path, str]:
     shutil.copytree(folder, to, ignore=shutil.ignore_patterns("penstock.toml"))
     made = subprocess.run(["sh", DOCKER / "new-key", to], capture_output=True, text=True, check=True)
     return to / "penstock.toml", made.stdout.strip()
+
+
+def config_of(role: str, settings: Path, environ: dict[str, str]) -> Config:
+    """The settings of a role's container: those of all, and those that were made for it alone."""
+    own = settings.parent / "secrets" / f"{role}.toml"
+    return load(SECTIONS[role], path=settings, own=own if own.exists() else None, environ=environ)
 
 
 def settings_only(environ: dict[str, str]) -> dict[str, str]:

@@ -125,7 +125,7 @@ def access_of(operation: Operation) -> str:
     return "admin" if path.startswith("/admin/") else "key"
 
 
-house = module_house("workers", "offline", settings=SETTINGS)
+house = module_house("workers", "offline", settings=SETTINGS, PENSTOCK_API_REFUSALS_PER_MINUTE="0")
 """One of each role that serves, behind four keys of three tenants."""
 
 

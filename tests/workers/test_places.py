@@ -185,23 +185,40 @@ async def test_a_worker_does_not_hold_any_number_of_them(bench: Bench) -> None:
     assert [bench.engine.given.count(job.id) for job in jobs] == [6] * len(jobs)
 
 
-async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(shop: Workshop) -> None:
+@pytest.mark.parametrize("prefetch", [0, 1])
+async def test_a_tenant_with_its_share_leaves_a_slot_to_others(shop: Workshop, prefetch: int) -> None:
     """Its jobs and choices wait, and a job of another tenant begins before any text has ended."""
-    settings = WorkerSettings(poll_ms=NEVER_MS, drain_s=0, tenant_slots=1)
+    settings = WorkerSettings(prefetch=prefetch, poll_ms=NEVER_MS, drain_s=0)
     running = await shop.start(SLOTS, settings, engine=Manual)
     engine = running.engine
     small = await shop.put(tenant="light")
     await until(lambda: len(engine.live) == 1)
-    for _ in range(2):
-        await put_many(shop.queue, 8, 4, tenant="flood")
-    await until(lambda: len(engine.live) == 4)
-    await shop.put(tenant="flood")  # only now: one claim may bring several jobs of a tenant at its share
     engine.end(small)
-    await until(lambda: not running.worker._claimer._claims and len(engine.live) == 3)
+    flood = [await put_many(shop.queue, 8, 4, tenant="flood") for _ in range(2)]
+    await until(lambda: len(engine.live) == 3)
+    flood.append(await shop.put(tenant="flood"))
     later = await shop.put(tenant="light")
     await until(lambda: later.id in engine.given)
-    assert len(engine.live) == 4 and [job_of(each) for each in engine.live].count(later.id) == 1
-    await until(lambda: _is_over(running))
+    assert len(engine.live) == 4 and flood[-1].id not in engine.given
+    await until(lambda: _is_over(running) and flood[-1].id in engine.given)
+    nothing_left(running)
+
+
+async def test_many_jobs_that_are_claimed_together_leave_a_slot_to_others(shop: Workshop) -> None:
+    """Also if their tenant has no text when they are claimed, but has used the worker as others have."""
+    running = await shop.start(SLOTS, WorkerSettings(poll_ms=NEVER_MS, drain_s=0), engine=Manual)
+    engine = running.engine
+    small = [await shop.put(tenant=tenant) for tenant in ("light", "flood")]
+    await until(lambda: len(engine.live) == 2)
+    running.worker._claimer.hold(NEVER_MS)
+    engine.end(*small)
+    flood = [await shop.put(tenant="flood") for _ in range(8)]
+    running.worker._claimer.hold(0)
+    await until(lambda: len(engine.live) == 3)
+    later = await shop.put(tenant="light")
+    await until(lambda: later.id in engine.given)
+    assert sum(each.id in engine.given for each in flood) == 3
+    await until(lambda: _is_over(running) and set(engine.given) >= {each.id for each in flood})
     nothing_left(running)
 
 

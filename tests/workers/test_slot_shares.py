@@ -20,6 +20,7 @@ from workers.slot_shares import (
     preemptible,
     reserved_slots,
     room_for_batch,
+    tenant_slots,
 )
 
 
@@ -31,17 +32,20 @@ def shares(weights: Mapping[str, float] = NO_WEIGHTS, **texts: int) -> SlotShare
     return found
 
 
-def test_a_tenant_with_more_than_an_equal_share_crowds_the_others() -> None:
-    assert shares(a=5, b=3).crowding(8, 0.0) == ("a",)
-    assert shares(a=4, b=4).crowding(8, 0.0) == (), "each has its share"
+def test_a_tenant_that_has_an_equal_share_crowds_the_others() -> None:
+    """With another text it would have more; but anybody may have one."""
+    assert shares(a=4, b=3).crowding(8, 0.0) == ("a",)
+    assert shares(a=3, b=3).crowding(8, 0.0) == ()
     assert shares(a=4, b=4, c=1).crowding(9, 0.0) == ("a", "b")
+    assert shares(a=1, b=1, c=1).crowding(2, 0.0) == ("a", "b", "c")
+    assert shares(a=8).crowding(8, 0.0) == (), "there is no other"
 
 
 def test_a_share_is_by_weight() -> None:
     """Of those that use the worker, also of one whose last text has just ended."""
     weights = {"heavy": 3.0, "light": 0.5, "absent": 50.0}
-    assert shares(weights, heavy=6, other=2).crowding(8, 0.0) == ()
-    assert shares(weights, heavy=7, other=1).crowding(8, 0.0) == ("heavy",)
+    assert shares(weights, heavy=5, other=1).crowding(8, 0.0) == ()
+    assert shares(weights, heavy=6, other=1).crowding(8, 0.0) == ("heavy",)
     assert shares(weights, heavy=5, other=3).crowding(8, 0.0) == ("other",)
     assert shares(weights, light=3, other=5).crowding(8, 0.0) == ("light",)
     found = shares(weights, other=3, heavy=1)
@@ -64,6 +68,15 @@ def test_a_tenant_counts_for_a_while_after_its_last_text() -> None:
 def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> None:
     """One in sixty-four, at least one, never all."""
     assert reserved_slots(slots, wanted) == kept
+
+
+@pytest.mark.parametrize(
+    ("slots", "wanted", "kept"),
+    [(256, None, 2), (64, None, 1), (16, None, 1), (2, None, 1), (1, None, 0), (16, 0, 0), (16, 3, 3), (16, 99, 15)],
+)
+def test_how_many_slots_are_kept_from_tenants_with_their_share(slots: int, wanted: int | None, kept: int) -> None:
+    """One in 128, at least one, never all."""
+    assert tenant_slots(slots, wanted) == kept
 
 
 NOW = 1_000.0

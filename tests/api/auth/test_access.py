@@ -95,7 +95,8 @@ async def ask(
 
     raw = {"host": "127.0.0.1:8000", **{name.lower(): value for name, value in (headers or {}).items()}}
     scope: Scope = {
-        "type": "http", "method": method, "path": path, "http_version": version, "state": {}, "client": ("10.0.0.9", 1),
+        "type": "http", "method": method, "path": path, "http_version": version, "state": {},
+        "client": ("127.0.0.1", 1),
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in raw.items() if value is not None],
     }  # fmt: skip
     await guarded(ring, settings or ApiSettings())(scope, receive, send)
@@ -171,8 +172,8 @@ def test_senders_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(10 * MAX_LOGGED):
         origin = f"https://{number}.example\n{{}}"
         for _ in range(2):
-            guard.log_once(errors.foreign_origin(origin), f"/v1/{'x' * 9999}\n")
-    guard.log_once(errors.job_not_found(), "/v1/jobs/x")
+            guard.log_once(errors.foreign_origin(origin), f"/v1/{'x' * 9999}\n", "127.0.0.1")
+    guard.log_once(errors.job_not_found(), "/v1/jobs/x", "127.0.0.1")
     assert len(caplog.messages) == MAX_LOGGED + 1 and "no more" in caplog.messages[-1]
     assert all(len(each) < 1000 and "\n" not in each for each in caplog.messages)
 

@@ -63,6 +63,24 @@ shared = module_house("workers", PENSTOCK_API_CORS_ORIGINS=f"{APP}, http://local
 """A server without keys that lets pages of two origins in."""
 
 
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        (("Host: 127.0.0.1", "Accept: a", "Accept: b"), 200),
+        (("Host: 127.0.0.1", "Authorization: Bearer a"), 200),
+        (("Host: 127.0.0.1", "host: 127.0.0.1"), 400),
+        (("Host: 127.0.0.1", "Host: evil.example"), 400),
+        (("Host: 127.0.0.1", "Authorization: Bearer a", "authorization: Bearer a"), 400),
+        (("Host: 127.0.0.1", "Authorization: Bearer a", "Authorization: Bearer b"), 400),
+        (("Host: 127.0.0.1", "Origin: http://127.0.0.1", "Origin: https://evil.example"), 400),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/healthz"])
+def test_who_asks_and_whom_is_said_once(house: House, path: str, fields: tuple[str, ...], status: int) -> None:
+    """Of two headers of a name, a proxy in front may have judged by the one, and this server by the other."""
+    assert raw(house.port, "\n".join((f"GET {path} HTTP/1.1", *fields, ""))) == status
+
+
 def test_cors_is_off(house: House) -> None:
     """No header of it, not even for a page that may send."""
     status, headers, _ = house.post("/v1/chat/completions", CHAT, {"Origin": "http://localhost:5173"})

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from house import House, eventually, key_rows, module_house, serving
 from openai import BadRequestError, NotFoundError, OpenAI
+from redis import Redis
+
+from api.conversations import MAX_REFERENCED
 
 pytestmark = pytest.mark.slow
 
@@ -200,6 +204,49 @@ def test_an_item_is_referred_to(client: OpenAI) -> None:
     turns: Any = [{"role": "user", "content": "one"}, {"role": "assistant", "content": first.output_text}]
     again = client.responses.create(model="sim", input=references, max_output_tokens=3)
     assert again.output_text == client.responses.create(model="sim", input=turns, max_output_tokens=3).output_text
+
+
+def store_calls(house: House) -> int:
+    with Redis.from_url(house.redis_url) as store:
+        return sum(each["calls"] for name, each in store.info("commandstats").items() if "fcall" in name)
+
+
+def references(*item_ids: str) -> Any:
+    return [{"type": "item_reference", "id": each} for each in item_ids]
+
+
+def test_a_response_is_read_once_however_many_of_its_items_are_referred_to(house: House, client: OpenAI) -> None:
+    """Its input and its answer, in any order."""
+    items: Any = [{"role": "user", "content": f"turn {number}"} for number in range(800)]
+    first = client.responses.create(model="sim", input=items, max_output_tokens=3)
+    oldest = client.responses.input_items.list(first.id, order="asc", limit=1).data[0].id
+    assert oldest is not None
+    named = [f"{oldest.removesuffix('0')}{number}" for number in reversed(range(800))]
+    before = store_calls(house)
+    asked = references(*named, first.output[0].id)
+    again = client.responses.create(model="sim", input=asked, max_output_tokens=3)
+    assert store_calls(house) - before < 400
+    turns: Any = [*reversed(items), {"role": "assistant", "content": first.output_text}]
+    assert again.output_text == client.responses.create(model="sim", input=turns, max_output_tokens=3).output_text
+
+
+def test_items_of_a_bounded_number_of_responses_are_read(house: House) -> None:
+    unknown = [f"msg_job_{number:032x}_out0" for number in range(MAX_REFERENCED + 1)]
+    for named, said in ((unknown, f"at most {MAX_REFERENCED}"), (unknown[1:], "no stored response")):
+        for path in ("/v1/responses", "/v1/responses/input_tokens"):
+            status, _, answer = raw(house, "POST", path, {"model": "sim", "input": references(*named)})
+            assert (status, answer["error"]["param"]) == (400, "input") and said in answer["error"]["message"]
+
+
+def test_nothing_is_read_for_a_client_that_has_left(house: House, client: OpenAI) -> None:
+    made = [client.responses.create(model="sim", input="x", max_output_tokens=1) for _ in range(MAX_REFERENCED)]
+    body = json.dumps({"model": "sim", "input": references(*[each.output[0].id for each in made])}).encode()
+    head = "POST /v1/responses HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer red\r\nContent-Type: application/json\r\n"
+    before = store_calls(house)
+    with socket.create_connection(("127.0.0.1", house.port)) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    eventually(lambda: '"status":499' in house.log("api"))
+    assert store_calls(house) - before < MAX_REFERENCED
 
 
 def test_input_tokens_are_counted_without_a_step_of_the_engine(house: House) -> None:
