@@ -10,6 +10,7 @@ from typing import Any, get_args
 from pydantic.json_schema import models_json_schema
 
 from api.admin.pools import PoolOverride
+from api.moderations import ModerationRequest
 from api.openai.batch_lines import BatchRequest
 from api.openai.responses.items import ConversationRequest, ConversationUpdate, ItemsRequest
 from api.openai.schemas import JOB_MODELS, MODELS
@@ -89,6 +90,7 @@ def told(kind: Schema, description: str) -> Schema:
 BOOLEAN: Schema = {"type": "boolean"}
 FREE: Schema = {"type": "object"}
 LABELS = map_of(STRING)
+FOUND_BY_RULE = {"categories": map_of(BOOLEAN), "category_scores": map_of(NUMBER)}
 UNIX_S = maybe(told(NUMBER, "Unix seconds"))
 REDIS_S = told(NUMBER, "Unix seconds of Redis time")
 
@@ -343,6 +345,12 @@ ANSWERS: dict[str, Schema] = {
         object=word_of("list"),
         results=told(list_of(RANKED), "The best first."),
         usage=TASK_USAGE,
+    ),
+    "Moderation": object_of(
+        **each(STRING, "id", "model"),
+        results=list_of(
+            object_of(flagged=BOOLEAN, category_applied_input_types=map_of(list_of(STRING)), **FOUND_BY_RULE)
+        ),
     ),
     "TokenIds": object_of(count=INTEGER, tokens=list_of(INTEGER), max_model_len=told(INTEGER, "The model's context.")),
     "TokenText": object_of(prompt=STRING),
@@ -623,7 +631,7 @@ def _request_schemas() -> dict[str, Schema]:
     """Render all models in one call, so that they share their definitions."""
     models = (
         *(*MODELS.values(), *JOB_MODELS.values(), BatchRequest),
-        *(ConversationRequest, ConversationUpdate, ItemsRequest, PoolOverride),
+        *(ConversationRequest, ConversationUpdate, ItemsRequest, ModerationRequest, PoolOverride),
     )
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
