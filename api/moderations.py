@@ -10,12 +10,9 @@ from starlette.responses import Response
 
 from api.admission import caller_of, read_body, services_of
 from api.jobs import as_json, ignored_header
-from api.openai.errors import model_not_found
 from api.openai.fields import StrictBody
 from api.openai.json_body import read_object, validated
 
-MODEL = "content-rules"
-"""The model that answers name: the rules themselves."""
 MAX_INPUTS = 1000
 
 
@@ -35,8 +32,8 @@ class ModerationRequest(StrictBody):
 
     input: str | Inputs | Parts
     """A text; several, each with a result; or the parts of one."""
-    model: str | None = None
-    """`content-rules`, or left out."""
+    model: Literal["content-rules"] | None = None
+    """The rules themselves; no other model is asked."""
 
     @property
     def texts(self) -> list[str]:
@@ -52,13 +49,11 @@ async def create(request: Request) -> Response:
     services = services_of(request)
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
     asked = validated(ModerationRequest, read_object(body))
-    if asked.model not in (None, MODEL):
-        raise model_not_found(str(asked.model), [MODEL])
     found: list[dict[str, bool]] = [{} for _ in asked.texts]
     if services.content is not None:
         found = await services.content.moderated(caller_of(request).tenant, asked.texts, len(body))
     request_id = request.scope["state"]["request_id"]
-    answer = {"id": f"modr-{request_id}", "model": MODEL, "results": [_result(each) for each in found]}
+    answer = {"id": f"modr-{request_id}", "model": "content-rules", "results": [_result(each) for each in found]}
     return as_json(answer, headers=ignored_header(asked))
 
 

@@ -191,7 +191,7 @@ ROUTES = (
     Route("POST", "/v1/rerank", chat.JobEndpoint("rerank"), CALLER, "Rank documents by a query", "Ranking",
           bodies=("RerankRequest",), **_TASK),
     Route("POST", "/v1/moderations", moderations.create, CALLER, "See which content rules find something in texts",
-          "Moderation", bodies=("ModerationRequest",), errors=(404,), headers=_IGNORED),
+          "Moderation", bodies=("ModerationRequest",), headers=_IGNORED),
     Route("POST", "/tokenize", chat.JobEndpoint("tokenize"), CALLER, "Turn a prompt into token ids", "TokenIds",
           bodies=("TokenizeRequest",), **_TASK),
     Route("POST", "/detokenize", chat.JobEndpoint("detokenize"), CALLER, "Turn token ids into a text", "TokenText",
