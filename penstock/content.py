@@ -77,8 +77,6 @@ class Scanner:
         """`known`: bytes of what was shown."""
         self._text, self._offset = b"", 0
         """What may still be part of a match, behind the byte before it; and where that begins in the whole text."""
-        self._redacted = 0
-        """Where the last redaction ends. Inside it, only what blocks is looked for."""
         self.decided = 0
         """Bytes of the text in which no further match can begin."""
         self.blocked = False
@@ -101,26 +99,25 @@ class Scanner:
         self._text = held = self._text + text.encode("utf-8", "surrogatepass")
         at, hits = self.decided - offset, list[Hit]()
         end = len(held) if last else patterns.begun(held, at)
-        while at < end:
-            inside = offset + at < self._redacted
-            found = patterns.next(held, at, blocks=inside)
-            at = min(found, self._redacted - offset) if inside else found
-            if at != found or at >= end:
-                continue
+        while at < end and (at := patterns.next(held, at)) < end:
             self.looks += 1
             if self.looks > looks:
                 raise TooMuch
-            for hit in patterns.at(held, at, blocks=inside):
-                start, end_of_hit = max(self.known, offset + hit.start), offset + hit.end
-                if end_of_hit <= start or (hit.action == "redact" and start < self._redacted):
+            behind = at + 1
+            for hit in patterns.at(held, at):
+                start, stop = max(self.known, offset + hit.start), offset + hit.end
+                if stop <= start:
                     continue
-                hits.append(hit._replace(start=start, end=end_of_hit))
-                if hit.action == "redact":
-                    self._redacted = end_of_hit
-                elif hit.action == "block":
+                hits.append(hit._replace(start=start, end=stop))
+                if hit.action == "block":
                     self.blocked, self.decided = True, start
                     return hits
-            at += 1
+                if hit.action == "redact":  # what overlaps it is not looked for
+                    behind = hit.end
+                    break
+            at = behind
+            if at > end:
+                end = len(held) if last else patterns.begun(held, at)
         self.decided = offset + end
         kept = max(0, end - 1)
         self._text, self._offset = held[kept:], offset + kept

@@ -23,7 +23,7 @@ from penstock.content import Action, ContentSettings, Detector, Hit
 Check: TypeAlias = Callable[[str], int]
 """How many characters of a candidate are a match; 0: it is none."""
 
-ORDER: tuple[Action, ...] = ("block", "redact", "tag")
+ORDER: tuple[Action, ...] = ("block", "tag", "redact")
 MAX_MEMORY = 64 << 20
 """Bytes that RE2 may take for one expression; beyond it matches more slowly, still in linear time."""
 
@@ -85,7 +85,7 @@ DETECTORS: Mapping[Detector, tuple[tuple[str, Check | None], ...]] = {
         (r"\b[\dXYZ]\d{7}[ -]?[A-Z]\b", dni),
         (r"\b[12][ ]?\d{2}[ ]?\d{2}[ ]?\d{2}[ ]?\d{3}[ ]?\d{3}[ ]?\d{2}\b", nir),
     ),
-    "email": ((r"\b[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,190}\.[A-Za-z]{2,24}\b", None),),
+    "email": ((r"\b[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@[A-Za-z0-9.-]{1,190}\.[A-Za-z]{2,24}\b", None),),
     "secret": tuple([
         (pattern, None)
         for pattern in (
@@ -174,25 +174,20 @@ class Patterns:
 
     def __init__(self, rules: Mapping[str, ContentSettings]) -> None:
         self.actions: Mapping[str, Action] = {name: rule.action for name, rule in rules.items()}
-        self._expressions, found = list[_Expression](), dict[Action, list[str]]()
+        self._expressions, every = list[_Expression](), list[str]()
         for name, rule in sorted(rules.items(), key=lambda each: ORDER.index(each[1].action)):
             for check, patterns in _by_check(name, rule).items():
                 match = _compiled(f"content.{name}", _any(patterns, _whole)).match
                 self._expressions.append(_Expression(name, rule.action, match, check))
-                found.setdefault(rule.action, []).extend(patterns)
-        every = [each for patterns in found.values() for each in patterns]
-        blocks = found.get("block")
+                every += patterns
         self._search = _compiled("content", _any(every, _whole)).search
-        self._search_blocks = _compiled("content", _any(blocks, _whole)).search if blocks else None
         self._search_begun = _compiled("content", rf"(?:{_any(every, _begun)})\z").search
         for search in (self._search, self._search_begun):
             search(b"a text", 0)  # the first one takes a hundred times as long as later ones: not a request's
 
-    def next(self, text: bytes, at: int, *, blocks: bool = False) -> int:
-        """Where something that may be a match begins next, from `at` on; else the text's end. `blocks`: of rules that
-        block."""
-        search = self._search_blocks if blocks else self._search
-        found = None if search is None else search(text, at)
+    def next(self, text: bytes, at: int) -> int:
+        """Where something that may be a match begins next, from `at` on; else the text's end."""
+        found = self._search(text, at)
         return len(text) if found is None else int(found.start())
 
     def begun(self, text: bytes, at: int) -> int:
@@ -200,11 +195,9 @@ class Patterns:
         found = self._search_begun(text, at)
         return len(text) if found is None else int(found.start())
 
-    def at(self, text: bytes, start: int, *, blocks: bool = False) -> Iterator[Hit]:
-        """What begins just here: first what blocks, then what redacts."""
+    def at(self, text: bytes, start: int) -> Iterator[Hit]:
+        """What begins just here: first what blocks, last what redacts."""
         for each in self._expressions:
-            if blocks and each.action != "block":
-                return
             if (found := each.match(text, start)) is not None:
                 end = found.end()
                 if each.check is not None:

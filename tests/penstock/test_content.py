@@ -148,17 +148,21 @@ def test_what_is_decided_stays(text: str) -> None:
     assert len(text.encode()) - scanner.decided <= max(map(len, KEYS)) + 300
 
 
-def test_a_block_ends_the_text_and_a_redaction_inside_it_hides_nothing() -> None:
-    """A phrase that blocks is found inside a redaction, and what was before stays shown."""
+def test_the_leftmost_match_counts() -> None:
+    """What overlaps a redaction is not looked for, so that nothing of it comes back; a tag takes nothing from others;
+    and of those that begin together, the one that blocks counts."""
     rules = {
         "soft": ContentSettings(deny=("blue moon rising",), action="redact"),
-        "hard": ContentSettings(deny=("moon rising sun",)),
-        "seen": ContentSettings(deny=("rising",), action="tag"),
+        "hard": ContentSettings(deny=("moon rising sun", "blue moon rising high")),
+        "seen": ContentSettings(deny=("a blue", "rising", "blue"), action="tag"),
     }
-    shown, hits = cleaned(Patterns(rules), "A blue moon rising sun and more")
-    assert shown == f"A {marker('soft')}" and [hit.rule for hit in hits] == ["soft", "hard"]
-    shown, hits = cleaned(Patterns(rules), "A blue moon rising and more")
-    assert shown == f"A {marker('soft')} and more" and [hit.rule for hit in hits] == ["soft"]
+    for text, shown, found in (
+        ("A blue moon rising sun and blue", f"A {marker('soft')} sun and blue", ["seen", "seen", "soft", "seen"]),
+        ("A blue moon rising high", "A ", ["seen", "hard"]),
+        ("The moon rising sun, blue", "The ", ["hard"]),
+    ):
+        got, hits = cleaned(Patterns(rules), text)
+        assert (got, [hit.rule for hit in hits]) == (shown, found)
 
 
 def test_rules_of_tenants() -> None:
