@@ -19,6 +19,7 @@ from api.app import build_app
 from api.auth import audit
 from api.auth.keys import Keyring, check_exposure, check_keyless
 from api.health import live_samples
+from api.openai.content import input_rules
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
@@ -31,6 +32,7 @@ from api.stream.connection_guard import (
 )
 from penstock import __version__
 from penstock.config import Config, ConfigError
+from penstock.content import ContentSettings
 from penstock.loops import supervise
 from penstock.process import Launch, StartError, argument_parser, collect_rarely, listen, run_process
 from streaming.batches.file_store import BatchSettings, FilesSettings
@@ -38,7 +40,7 @@ from streaming.events import EventSettings, EventSubscriptions, WebhookSettings
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import ModelSettings, served_models
-from streaming.jobs.settings import QuotaSettings, TenantSettings, weights_of
+from streaming.jobs.settings import QuotaSettings, TenantSettings, content_of, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.gpu import Sampler
@@ -62,6 +64,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "events": EventSettings,
     "quotas": QuotaSettings,
     "tenants": TenantSettings,
+    "content": ContentSettings,
 }
 
 LIVE_TIMEOUT_S = 5.0
@@ -96,6 +99,7 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
 
 
 def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str) -> Services:
+    tenants = config.table("tenants", TenantSettings)
     return Services(
         settings=config.section("api", ApiSettings),
         store_client=RedisClient.open(config.section("redis", RedisSettings)),
@@ -110,7 +114,8 @@ def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str)
         files_settings=config.section("files", FilesSettings),
         batch_settings=config.section("batch", BatchSettings),
         quota_settings=config.section("quotas", QuotaSettings),
-        weights=weights_of(config.table("tenants", TenantSettings)),
+        weights=weights_of(tenants),
+        content=input_rules(config.table("content", ContentSettings), content_of(tenants), telemetry.metrics),
         records=telemetry.keep_records(),
         name=name,
     )

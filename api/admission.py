@@ -337,6 +337,8 @@ async def accept(
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
     )
+    if services.content is not None:
+        job = await services.content.admitted(job, len(body))
     began_ns = time.time_ns()
     while True:
         buffer = services.relay.open(job.id, whole=not job.stream)

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from api.admin.keys import KeyRequest, KeyUpdate
 from api.admin.pools import PoolOverride
+from api.moderations import ModerationRequest
 from api.openai.batch_lines import BatchRequest
 from api.openai.responses.items import ConversationRequest, ConversationUpdate, ItemsRequest
 from api.openai.schemas import JOB_MODELS, MODELS
@@ -90,6 +91,7 @@ def told(kind: Schema, description: str) -> Schema:
 BOOLEAN: Schema = {"type": "boolean"}
 FREE: Schema = {"type": "object"}
 LABELS = map_of(STRING)
+FOUND_BY_RULE = {"categories": map_of(BOOLEAN), "category_scores": map_of(NUMBER)}
 UNIX_S = maybe(told(NUMBER, "Unix seconds"))
 REDIS_S = told(NUMBER, "Unix seconds of Redis time")
 
@@ -355,6 +357,12 @@ ANSWERS: dict[str, Schema] = {
         object=word_of("list"),
         results=told(list_of(RANKED), "The best first."),
         usage=TASK_USAGE,
+    ),
+    "Moderation": object_of(
+        **each(STRING, "id", "model"),
+        results=list_of(
+            object_of(flagged=BOOLEAN, category_applied_input_types=map_of(list_of(STRING)), **FOUND_BY_RULE)
+        ),
     ),
     "TokenIds": object_of(count=INTEGER, tokens=list_of(INTEGER), max_model_len=told(INTEGER, "The model's context.")),
     "TokenText": object_of(prompt=STRING),
@@ -639,7 +647,15 @@ def _request_schemas() -> dict[str, Schema]:
     """Render all models in one call, so that they share their definitions."""
     models = (
         *(*MODELS.values(), *JOB_MODELS.values(), BatchRequest),
-        *(ConversationRequest, ConversationUpdate, ItemsRequest, PoolOverride, KeyRequest, KeyUpdate),
+        *(
+            ConversationRequest,
+            ConversationUpdate,
+            ItemsRequest,
+            ModerationRequest,
+            PoolOverride,
+            KeyRequest,
+            KeyUpdate,
+        ),
     )
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

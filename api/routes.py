@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from starlette.routing import compile_path
 
-from api import batches, chat, conversations, durable, events, files, health, jobs, responses, timing
+from api import batches, chat, conversations, durable, events, files, health, jobs, moderations, responses, timing
 from api.admin import jobs as all_jobs
 from api.admin import keys, letters, overview, pools, tenants
 from api.console import pages
@@ -191,6 +191,8 @@ ROUTES = (
           bodies=("EmbeddingRequest",), **_TASK),
     Route("POST", "/v1/rerank", chat.JobEndpoint("rerank"), CALLER, "Rank documents by a query", "Ranking",
           bodies=("RerankRequest",), **_TASK),
+    Route("POST", "/v1/moderations", moderations.create, CALLER, "See which content rules find something in texts",
+          "Moderation", bodies=("ModerationRequest",), headers=_IGNORED),
     Route("POST", "/tokenize", chat.JobEndpoint("tokenize"), CALLER, "Turn a prompt into token ids", "TokenIds",
           bodies=("TokenizeRequest",), **_TASK),
     Route("POST", "/detokenize", chat.JobEndpoint("detokenize"), CALLER, "Turn token ids into a text", "TokenText",

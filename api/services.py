@@ -14,6 +14,7 @@ from api.admission import PreparedRequests
 from api.auth.answers import OpenAnswers
 from api.auth.console import ConsoleAccess
 from api.auth.keys import Caller, Keyring
+from api.openai.content import InputRules
 from api.openai.errors import model_not_found
 from api.openai.rendering import Facts, fingerprint
 from api.settings import ApiSettings
@@ -73,6 +74,7 @@ class Services:
     quota_settings: QuotaSettings = UNLIMITED
     weights: Mapping[str, float] = field(default_factory=dict)
     """By tenant, see TenantSettings."""
+    content: InputRules | None = None
     subscriptions: EventSubscriptions = field(default_factory=lambda: EventSubscriptions(EventSettings(), {}))
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """Model cards that workers wrote when they loaded the models, refreshed in the background."""

@@ -29,12 +29,13 @@ from cli.supervisor import Program, signal_name
 from offline.settings import OfflineSettings
 from penstock import bundle, process
 from penstock.config import ENGINES, ENV_PREFIX, Config, ConfigError, build, expanded, load, nearest
+from penstock.content import ContentSettings, rules_of
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events import EventSettings, WebhookSettings
 from streaming.fleet.plans import pool_name
 from streaming.fleet.settings import MODEL_NAME, ModelSettings, check_model_names, check_runnable
-from streaming.jobs.settings import QuotaSettings, TenantSettings
+from streaming.jobs.settings import QuotaSettings, TenantSettings, content_of
 from streaming.redis.settings import RedisSettings
 from telemetry.records.schema import RecordSettings
 from telemetry.settings import TelemetrySettings
@@ -68,6 +69,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "events": EventSettings,
     "quotas": QuotaSettings,
     "tenants": TenantSettings,
+    "content": ContentSettings,
 }
 """Every section of a deployment and the struct that validates it."""
 
@@ -217,6 +219,8 @@ def load_deployment(
     with config.naming_sources():
         up = config.section("up", UpSettings)
         models = _models(config, up)
+        tenants = content_of(config.table("tenants", TenantSettings))
+        rules_of(config.table("content", ContentSettings), tenants, ["input", "output"])  # raises errors
     config.raw["models"] = {name: msgspec.to_builtins(model) for name, model in models.items()}
     config.raw.setdefault("up", {})["data_dir"] = str(up.data_dir.absolute())
     return _of(config, models)

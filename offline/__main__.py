@@ -20,6 +20,7 @@ from celery import Celery
 from celery.worker import WorkController
 from celery.worker import state as celery_state
 
+from api.openai.content import input_rules
 from api.settings import ApiSettings
 from offline.app import HARD_LIMIT_S, build_app
 from offline.batch.batch_runner import BatchRunner, DueNotifier
@@ -28,6 +29,7 @@ from offline.settings import OfflineSettings
 from offline.tools import OfflineTools
 from offline.webhooks import WebhookDispatcher, WebhookEndpoint
 from penstock.config import Config
+from penstock.content import ContentSettings
 from penstock.loops import ExpectedErrors, coalesced, retry_until, wait
 from penstock.process import Launch, Lifeline, argument_parser, needed_to_start, on_stop_signal, run_process
 from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
@@ -37,7 +39,7 @@ from streaming.events import EventSettings, EventSubscriptions, WebhookSettings
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import ModelSettings, served_models
-from streaming.jobs.settings import QuotaSettings, TenantSettings, weights_of
+from streaming.jobs.settings import QuotaSettings, TenantSettings, content_of, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import Headroom, StoreMonitor
@@ -68,6 +70,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "events": EventSettings,
     "quotas": QuotaSettings,
     "tenants": TenantSettings,
+    "content": ContentSettings,
 }
 
 
@@ -103,7 +106,7 @@ class OfflineProcess:
     ) -> None:
         files, redis = config.section("files", FilesSettings), config.section("redis", RedisSettings)
         events, webhooks = config.section("events", EventSettings), config.table("webhooks", WebhookSettings)
-        self.settings = config.section("offline", OfflineSettings)
+        self.settings, tenants = config.section("offline", OfflineSettings), config.table("tenants", TenantSettings)
         check_broker("events.publish_url", events.publish_url)
         check_broker("events.take_url", events.take_url)
         file_store, store_client = FileStore(files.dir), RedisClient.open(redis)
@@ -120,7 +123,8 @@ class OfflineProcess:
             files.retention_s,
             self.settings.turn_s,
             save_interval_s=min(1.0, redis.lease_ms / 2000),
-            weights=weights_of(config.table("tenants", TenantSettings)),
+            weights=weights_of(tenants),
+            content=input_rules(config.table("content", ContentSettings), content_of(tenants), metrics),
             tracing=tracing,
         )
         self._me, self._lifeline = me, lifeline

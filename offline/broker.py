@@ -314,10 +314,14 @@ class Intake:
         if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
             raise Rejected(failure.message)
         try:
+            if self._tools.content is not None:
+                job = await self._tools.content.admitted(job, len(body))
             accepted = await self._queue.put(
                 job, idempotency_key=key, digest=hashlib.sha256(body).hexdigest(),
                 must_run=bool(asked.queue.do_not_queue), cost=cost_of(job, card), quota=self._quota,
             )  # fmt: skip
+        except ApiError as error:
+            raise Rejected(error.message) from None
         except NeverFits as error:
             raise Rejected(too_large_for_store(job, error.needed).message) from None
         except KeyReused:

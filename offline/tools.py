@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from api.openai.content import InputRules
 from streaming.batches.file_store import BatchSettings, FileStore
 from streaming.redis.client import RedisClient
 from streaming.store.monitor import Headroom, StoreMonitor
@@ -31,4 +32,5 @@ class OfflineTools:
     save_interval_s: float = 1.0
     weights: Mapping[str, float] = field(default_factory=dict)
     """By tenant, see TenantSettings."""
+    content: InputRules | None = None
     tracing: Tracing = NO_TRACING

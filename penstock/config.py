@@ -101,12 +101,12 @@ SECTIONS = (
     *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes"),
     *("telemetry", "records"),
     *ENGINES,
-    *("models", "keys", "tenants"),
+    *("models", "keys", "tenants", "content"),
     *("webhooks", "events", "quotas"),
 )
 """All sections. A process that reads only some of them still refuses an unknown one."""
 
-TABLES = ("models", "keys", "tenants", "webhooks")
+TABLES = ("models", "keys", "tenants", "content", "webhooks")
 """Sections with one table per name; they have no environment variables."""
 
 ALIASES = {

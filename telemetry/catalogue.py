@@ -28,6 +28,7 @@ Combined: TypeAlias = Literal["livesum", "livemostrecent", "computed"]
 GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model")
 
 LABELS: Mapping[str, str] = {
+    "action": "tag, redact, block",
     "attempt": "0 to 9, and 10+",
     "code": "an HTTP status, or a code of [the API's errors](api.md#errors)",
     "direction": "up, down",
@@ -43,6 +44,7 @@ LABELS: Mapping[str, str] = {
     "priority": "the lane: interactive, standard, batch",
     "reason": "as the row says",
     "role": "api, worker, scheduler, offline",
+    "rule": "a [content rule](content.md)",
     "served_by": "a configured model",
     "state": "a final state, as the row says",
     "tenant_class": "low, normal, high: the tenant's `weight` is below 1, 1, above 1",
@@ -139,6 +141,9 @@ class JobMetrics:
     fallbacks: BufferedCounters = row("counter", "penstock_fallbacks_total", "{job}", "worker",
         "Jobs of a model that had an answer from another one (options.fallback).", ("model", "served_by"),
         buffered=True)
+    content_matches: Counter = row("counter", "penstock_content_matches_total", "{match}", "api, worker, offline",
+        "What content rules found in requests and answers.", ("rule", "action"),
+        watch="which rules match; a rule that matches often may be a false alarm")
     queue_time: Histograms = row("histogram", "penstock_queue_time_seconds", "s", "worker", "Acceptance to claim.",
         ("model", "priority"), buckets=QUEUE_BUCKETS, watch="if TTFT is high: is it the queue or the engine",
         buffered=True)

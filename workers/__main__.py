@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from penstock.config import Config, ConfigError
+from penstock.content import ContentSettings, rules_of
 from penstock.engine import BudgetSharer, Engine, EngineDead, ModelCard, Piece, Stats
 from penstock.loops import ExpectedErrors, coalesced, retry_until, run_periodically, supervise, wait
 from penstock.process import (
@@ -34,7 +35,7 @@ from streaming.errors import Fenced, Unavailable
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import NO_TARGETS, LaneTargets, ModelSettings, served_models
-from streaming.jobs.settings import TenantSettings, weights_of
+from streaming.jobs.settings import TenantSettings, content_of, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import StoreMonitor
@@ -70,6 +71,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     **sections(),
     "models": ModelSettings,
     "tenants": TenantSettings,
+    "content": ContentSettings,
 }
 
 
@@ -151,7 +153,10 @@ class WorkerProcess:
         records: RecordSink = NO_RECORDS,
     ) -> None:
         self._me, self._config, self._engine, self._targets = me, config, engine, targets
-        self._weights = weights_of(config.table("tenants", TenantSettings))
+        tenants = config.table("tenants", TenantSettings)
+        rules = rules_of(config.table("content", ContentSettings), content_of(tenants), ["output"])
+        self._terms = weights_of(tenants), rules
+        """By tenant: the weight, and the content rules of answers."""
         self._metrics, self._tracing, self._records, self._lifeline = metrics, tracing, records, lifeline
         self._worker: Worker | None = None
         self._tally = WorkCounters()
@@ -210,7 +215,7 @@ class WorkerProcess:
         settings, recorder = self._config.section("worker", WorkerSettings), self._recorder
         collect_rarely()
         self._worker = Worker(
-            client, self._engine, card, settings, recorder, self._on_cordon, self._me.name, self._targets, self._weights
+            client, self._engine, card, settings, recorder, self._on_cordon, self._me.name, self._targets, *self._terms
         )
         run = asyncio.ensure_future(self._worker.run(self._stop))
         loops: list[Callable[[], Awaitable[None]]] = [self._store.keep_looking, self._sampler().keep_sampling]

@@ -43,6 +43,7 @@ from streaming.order import Priority
 from streaming.redis.clock import Clock
 from workers.engines.constraint import FILTERED
 from workers.engines.task_answers import check_task_answer
+from workers.output_filter import OutputFilter
 
 log = logging.getLogger(__name__)
 
@@ -143,8 +144,11 @@ class Attempt:
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
         *("choices", "_history", "_sections", "_kept_ms", "_record", "_kept", "_counts", "_finishes", "_prompts"),
         *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes", "first_ms", "check"),
+        *("filters",),
     )
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
+    filters: Sequence[OutputFilter]
+    """By choice, what applies content rules to its text; empty: there are none."""
 
     def __init__(self, claim: Claim, history: History = NOTHING) -> None:
         job = claim.job
@@ -171,7 +175,7 @@ class Attempt:
         """Validates the answer against the requested JSON schema."""
         self.checkpointing = False
         """Whether a checkpoint of its deltas is being written."""
-        self.stamps, self.trace = AttemptStamps(), ""
+        self.stamps, self.trace, self.filters = AttemptStamps(), "", ()
         """`trace`: as in the engine's requests."""
         self.deadline: asyncio.TimerHandle | None = None
         """The worker's timer, kept here so that it ends with the attempt."""

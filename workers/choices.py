@@ -384,6 +384,10 @@ class ChoiceStarter:
             self._is_offered = False
             self.start_waiting()
 
+    def cancel(self, request_id: str) -> None:
+        """Stop one choice, which has ended for this worker already."""
+        self._engine.cancel(request_id)
+
     def stop(self, attempt: Attempt) -> None:
         """Stop an attempt that starts no more choices; the engine still sends the last pieces of those that run."""
         if not attempt.waits:

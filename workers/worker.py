@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from penstock.content import Hit, TenantRules, note
 from penstock.engine import RETURNED, Engine, EngineDead, Failure, ModelCard, Piece
 from penstock.loops import ExpectedErrors, retry_until, run_periodically, wait_any
 from streaming.errors import Fenced, Unavailable
@@ -37,6 +38,7 @@ from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
 from workers.engines.constraint import unchecked
 from workers.held_jobs import BeatComparison, HeldJobs
+from workers.output_filter import OutputFilter
 from workers.preemption import Preemption
 from workers.record import Recorder
 from workers.settings import WorkerSettings
@@ -63,11 +65,13 @@ class Worker:
         name: str = "",
         targets: LaneTargets = NO_TARGETS,
         weights: Mapping[str, float] = NO_WEIGHTS,
+        content: TenantRules | None = None,
     ) -> None:
-        """`name`: of this process in `penstock ps`; `targets`: latencies that its lanes keep; `weights`: of tenants."""
+        """`name`: of this process in `penstock ps`; `targets`: latencies that its lanes keep; `weights`: of tenants;
+        `content`: rules of answers."""
         self.lease = Lease(client, card.name, name)
         self._client, self._card = client, card
-        self._settings, self._recorder = settings, recorder
+        self._settings, self._recorder, self._content = settings, recorder, content
         self._clock = Clock(client)
         self._held = HeldJobs(self.lease)
         self._attempts = self._held.attempts
@@ -184,6 +188,8 @@ class Worker:
         if not can.passes_fields and (job := without_passed(job)) is not claim.job:
             claim = replace(claim, job=job)
         attempt = self._attempts[job.id] = Attempt(claim, history)
+        if self._content is not None and job.task is None and (rules := self._content(job.tenant)) is not None:
+            attempt.filters = [OutputFilter(rules, shown) for shown in attempt.answers()[0]]
         if failure is not None:
             attempt.stop(JobState.FAILED, failure)
         for control in self._claimer.early(job.id):
@@ -223,7 +229,7 @@ class Worker:
         now = time.monotonic()
         choices, writers = self._choices, self._writers
         freed = False
-        for piece in pieces:
+        for piece in pieces if self._content is None else self._filtered(pieces):
             choice = choices.get(piece.id)
             if choice is None:  # handed back or preempted: its next worker continues it
                 if piece.last:
@@ -259,6 +265,23 @@ class Worker:
             self._preemption.retry_preemption(now)
         self._starter.note_step(len(pieces), now)
         self._send_all()
+
+    def _filtered(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """The pieces of a step, as content rules let them pass. The engine stops a text that a rule has ended once this
+        step is done."""
+        passed = []
+        for piece in pieces:
+            attempt, index = self._choices.get(piece.id, (None, 0))
+            if attempt is None or not attempt.filters:
+                passed.append(piece)
+                continue
+            hits = list[Hit]()
+            shown = attempt.filters[index].feed(piece, hits)
+            passed.append(shown)
+            note(hits, self._recorder.metrics.content_matches, attempt.job.id, attempt.filters[index].rules)
+            if shown.last and not piece.last:
+                asyncio.get_running_loop().call_soon(self._starter.cancel, piece.id)
+        return passed
 
     def _fail_unusable(self, attempt: Attempt, index: int, piece: Piece, error: Exception) -> Piece:
         emptied = attempt.fail_unusable(index, piece, error)

@@ -21,7 +21,7 @@ from api.auth.keys import Caller
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import error_body
-from api.routes import TABLE, Access, endpoint_of
+from api.routes import TABLE, Access, RouteMatch, endpoint_of
 from api.services import Services
 from api.stream.connection_guard import invalid_http
 from streaming.errors import Unavailable
@@ -76,30 +76,12 @@ class RequestGuard:
             return
         if self._keyring.open is not self._keyless:
             self._adapt()
-        state, path, answer = scope["state"], scope["path"], None
-        found = TABLE.find(scope["method"], path)
+        state = scope["state"]
+        found = TABLE.find(scope["method"], scope["path"])
         if found is not None:
             state.update(route=found.route.path, endpoint=found.route.endpoint)
             scope["path_params"] = found.params
-        state["cors"] = self._senders.cors_headers(path, state["headers"])
-        try:
-            if len(state["headers"]) != len(scope["headers"]):
-                _check_single(scope)
-            self._senders.check(scope["method"], path, state["headers"], scope["http_version"])
-            if found is None:
-                answer = self._unlisted(scope)
-            else:
-                await self._authenticate(found.route.access, scope)
-                self._check_scope(found.route.path, state.get("caller"))
-                if self._floods.buckets:
-                    self._floods.check(scope)
-        except ApiError as error:  # no other variable may keep it: with its traceback it would be a cycle
-            error = (self._floods.count(scope) if error.status < 429 else None) or error
-            if path.startswith("/admin"):
-                audit.refused(scope, found, error)
-            self.log_once(error, path, state["address"])
-            state["code"], answer = error.code, error_response(self._services, error)
-        if answer is not None:
+        if (answer := await self._judged(scope, found)) is not None:
             await answer(scope, receive, send)
             return
         caller: Caller | None = state.get("caller")
@@ -115,6 +97,29 @@ class RequestGuard:
                 self._floods.count(scope)
             if found is not None and found.route.action:
                 audit.acted(scope, found)
+
+    async def _judged(self, scope: Scope, found: RouteMatch | None) -> Response | None:
+        """Return the answer to a request that no endpoint gets; None if it may go on."""
+        state, path = scope["state"], scope["path"]
+        state["cors"] = self._senders.cors_headers(path, state["headers"])
+        try:
+            if len(state["headers"]) != len(scope["headers"]):
+                _check_single(scope)
+            self._senders.check(scope["method"], path, state["headers"], scope["http_version"])
+            if found is None:
+                return self._unlisted(scope)
+            await self._authenticate(found.route.access, scope)
+            self._check_scope(found.route.path, state.get("caller"))
+            if self._floods.buckets:
+                self._floods.check(scope)
+        except ApiError as error:  # no other variable may keep it: with its traceback it would be a cycle
+            error = (self._floods.count(scope) if error.status < 429 else None) or error
+            if path.startswith("/admin"):
+                audit.refused(scope, found, error)
+            self.log_once(error, path, state["address"])
+            state["code"] = error.code
+            return error_response(self._services, error)
+        return None
 
     def _unlisted(self, scope: Scope) -> Response:
         """Return the answer to a CORS preflight; for anything else raise ApiError (403, 404, 405)."""

@@ -125,6 +125,11 @@ def refuse_if(condition: object, param: str, what: str) -> None:
         raise invalid_request(f"{param} {what}.", param)
 
 
+def content_filter(rule: str, param: str) -> ApiError:
+    return ApiError(400, "content_filter", f'The content rule "{rule}" of this server refuses the request: {param} has '
+                    "something that may not be sent. Take it out.", param=param)  # fmt: skip
+
+
 TASK_FIELDS = {"embed": "input", "rerank": "documents", "tokenize": "prompt", "detokenize": "tokens"}
 """By kind of task, the field with what it is about."""
 

@@ -356,19 +356,19 @@ class Lines:
         return (msgspec.structs.replace(job, trace=span.carrier()) if span.recorded else job), span
 
     def _jobs(self, lines: Sequence[int], left_ms: int | None, cards: Mapping[str, ModelCard]) -> list[Job | ApiError]:
-        """Read the lines and build their jobs; an error becomes the line's answer (an older version, which refused
-        less, may have validated the input). Blocks."""
+        """Read the lines and build their jobs; an error becomes the line's answer: a content rule refuses it, or an
+        older version, which refused less, has validated the input. Blocks."""
         batch, jobs = self._lease.batch, list[Job | ApiError]()
         with (self._folder / "input").open("rb") as source:
             for line in lines:
+                number, job_id, lane = self.plan.numbers[line], self._job_id(line), self._lane
                 try:
                     request = request_of(envelope(self.plan.read(source, line), batch.endpoint), None)
+                    card = cards.get(request.model)
+                    job = job_of(request, batch, job_id=job_id, number=number, lane=lane, left_ms=left_ms, card=card)
+                    jobs.append(job if self._tools.content is None else self._tools.content.checked(job))
                 except ApiError as error:
                     jobs.append(error)
-                    continue
-                number, card = self.plan.numbers[line], cards.get(request.model)
-                job_id, lane = self._job_id(line), self._lane
-                jobs.append(job_of(request, batch, job_id=job_id, number=number, lane=lane, left_ms=left_ms, card=card))
         return jobs
 
     def _job_id(self, line: int) -> str:

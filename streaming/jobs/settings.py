@@ -53,6 +53,13 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = DEFAULT_WEIGHT
     """Its share of a lane in which jobs of several tenants wait: twice the weight gets twice the work."""
+    content: tuple[str, ...] | None = None
+    """The rules of [content.<name>] for its requests and answers; None: those with `default`."""
+
+
+def content_of(tenants: Mapping[str, TenantSettings]) -> dict[str, tuple[str, ...] | None]:
+    """The content rules of each tenant that has a row, by name."""
+    return {name: tenant.content for name, tenant in tenants.items()}
 
 
 TENANT_CLASSES = ("low", "normal", "high")

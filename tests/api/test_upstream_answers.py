@@ -17,6 +17,8 @@ from sim_worker import Running, has_deltas, recorder, until
 from upstream_bench import FAST
 from upstream_worker import StartUpstream, start_upstream
 
+from penstock.content import ContentSettings, marker, rules_of
+from penstock.extras import joined_fields
 from streaming.fleet.settings import ModelSettings
 from streaming.redis.client import RedisClient
 from workers.engines.upstream.settings import UpstreamSettings
@@ -57,6 +59,7 @@ class Place:
         """Start a worker of this model, whose card the API knows then."""
         settings = UpstreamSettings(**FAST, urls=(self.upstream.url,), name=MODEL, **more)  # type: ignore[arg-type]
         running, services = await self._start(settings, model=model), self.api.services
+        self.worker = running.worker
         services.models = {**services.models, model: ModelSettings(engine="upstream")}
         await services.fleet.publish_card(running.worker._card)
         services.cards = await services.fleet.cards()
@@ -102,6 +105,63 @@ async def test_a_filtered_answer_keeps_its_text(place: Place, more: dict[str, An
     assert last["type"] == "response.incomplete"
     for each in (response, last["response"]):
         assert (each["status"], each["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
+
+
+FALCON = ["The pro", "ject fal", "con is red"]
+"""A text in chunks."""
+
+
+async def everything(place: Place, **more: Any) -> list[tuple[Any, str]]:
+    """The answer in every form: its choice or output, and how it ended."""
+    whole = await place.whole(**more)
+    found = [(each["message"], each["finish_reason"]) for each in whole["choices"]]
+    streamed = [each["choices"][0] for each in await place.chunks(**more)]
+    for index in {each["index"] for each in streamed}:
+        message, finish = dict[str, Any](), ""
+        for each in (each for each in streamed if each["index"] == index):
+            message, finish = joined_fields(message, each["delta"]), each["finish_reason"] or finish
+        found.append((message, finish))
+    job, events = await place.job(**more)
+    assert "falcon" not in events
+    found += [(each["message"], each["finish_reason"]) for each in job["result"]["choices"]]
+    return found
+
+
+@pytest.mark.parametrize(("action", "shown"), [("block", "The "), ("redact", f"The {marker('r')} is red")])
+async def test_content_rules_hold_in_every_form(place: Place, action: Any, shown: str) -> None:
+    """Text, reasoning and arguments of a tool, of one choice and of several, whole, streamed and as a job; a completion
+    and a response. A blocked one ends with content_filter; the counts are those of what came until then."""
+    rules = {"r": ContentSettings(deny=("project falcon",), action=action, default=True)}
+    place.worker._content = rules_of(rules, {}, ["output"])
+    finish = "content_filter" if action == "block" else "stop"
+    place.upstream.says(*[{"delta": {"content": each}} for each in FALCON], {"delta": {}, "finish_reason": "stop"})
+    for more in ({}, {"n": 2}):
+        for message, ended in await everything(place, **more):
+            assert (message["content"], ended) == (shown, finish)
+    usage = (await place.whole())["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > usage["prompt_tokens"]
+    reply = (await place.api.post("/v1/responses", {"model": "sim", "input": "hi"})).json()
+    assert reply["output"][0]["content"][0]["text"] == shown
+    assert reply["status"] == ("incomplete" if action == "block" else "completed")
+    arguments = ['{"of": "a pro', "ject falcon", ', or none"}']
+    place.upstream.says(
+        {"delta": {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "get_time", "arguments": ""}}]}},
+        *[{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": each}}]}} for each in arguments],
+        {"delta": {}, "finish_reason": "tool_calls"},
+    )
+    said = '{"of": "a ' + ("" if action == "block" else f'{marker("r")}, or none"}}')
+    for message, ended in await everything(place, tools=[TOOL]):
+        assert message["tool_calls"][0]["function"]["arguments"] == said
+        assert ended == ("content_filter" if action == "block" else "tool_calls")
+    await place.work("thinker", reasoning=True)
+    place.worker._content = rules_of(rules, {}, ["output"])
+    place.upstream.says(
+        *[{"delta": {"reasoning_content": each}} for each in FALCON],
+        {"delta": {"content": "So."}, "finish_reason": "stop"},
+    )
+    for message, ended in await everything(place, model="thinker"):
+        assert (message["reasoning_content"], ended) == (shown, finish)
+        assert (message.get("content") or "") == ("" if action == "block" else "So.")
 
 
 HARMLESS = [

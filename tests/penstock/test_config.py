@@ -14,6 +14,7 @@ from api.settings import ApiSettings, KeySettings
 from cli.instance import UpSettings
 from offline.settings import OfflineSettings
 from penstock.config import FLAGS, SECTIONS, Config, ConfigError, Sources, build, field_meanings, load
+from penstock.content import ContentSettings
 from scheduler.policy.snapshot import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
@@ -110,6 +111,7 @@ DOCUMENTED: dict[str, type[msgspec.Struct]] = {
     "models.<name>.targets.<lane>": LatencyTargets, "models.<name>.shapes.<shape>": ShapeSettings,
     "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
     "quotas": QuotaSettings, "tenants.<name>": TenantSettings,
+    "content.<name>": ContentSettings,
     **sections(),
 }  # fmt: skip
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -128,6 +130,7 @@ IN_WORDS: dict[str, tuple[Any, ...]] = {
     "all of them": (get_args(End),),
     "`{}`": ({}, QuotaSettings(), Resources(), LaneTargets()),
     "`[]`": ((),),
+    '`["input", "output"]`': (("input", "output"),),
 }
 """What a default that is said in words may be."""
 

@@ -11,6 +11,7 @@ import pytest
 from flow import deltas_of, until
 from msgspec.structs import replace
 
+from penstock.content import TenantRules
 from penstock.engine import ChatTurn, Failure, ModelCard, Piece, Request, Sampling, Step
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim
@@ -61,8 +62,9 @@ async def start(wire: RedisClient, recorder: Recorder) -> AsyncIterator[Start]:
         settings: WorkerSettings | None = None,
         engine: type[SimEngine] = SimEngine,
         weights: Mapping[str, float] = NO_WEIGHTS,
+        content: TenantRules | None = None,
     ) -> Running:
-        started.append(await begun(wire, engine("m", sim), settings, recorder, weights))
+        started.append(await begun(wire, engine("m", sim), settings, recorder, weights, content))
         return started[-1]
 
     yield begin
@@ -75,6 +77,7 @@ async def begun(
     settings: WorkerSettings | None,
     recorder: Recorder,
     weights: Mapping[str, float] = NO_WEIGHTS,
+    content: TenantRules | None = None,
 ) -> Running:
     """A worker with this engine, which has no request before the worker is there."""
     running: list[Running] = []
@@ -84,7 +87,8 @@ async def begun(
             running[0].worker.on_step(pieces)
 
     card, stop = await engine.start(on_step, lambda _: None), asyncio.Event()
-    worker = Worker(wire, engine, card, settings or WorkerSettings(drain_s=5), recorder, weights=weights)
+    settings = settings or WorkerSettings(drain_s=5)
+    worker = Worker(wire, engine, card, settings, recorder, weights=weights, content=content)
     running.append(Running(worker, stop, asyncio.create_task(worker.run(stop)), engine))
     return running[0]
 

@@ -1,0 +1,78 @@
+"""Output filter: applies content rules to the tokens of one text before they are logged.
+
+So whoever reads the log (a replay, another API process, the worker that takes over) sees the same text.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from penstock.content import MAX_MATCH_BYTES, Cleaner, Hit, Scanner, edited
+from penstock.engine import RETURNED, Piece
+from workers.engines.constraint import FILTERED
+from workers.engines.text import joined
+
+if TYPE_CHECKING:
+    from penstock.patterns import Patterns
+
+
+class OutputFilter:
+    """Holds back the tokens whose text may belong to a match.
+
+    The tokens that have passed are always a prefix of those generated, and end in no match, so another attempt can
+    continue after them. A token whose text is changed loses its id and its log-probabilities. A blocked text ends.
+    """
+
+    def __init__(self, patterns: Patterns, shown: str = "") -> None:
+        """`shown`: what earlier attempts have shown. A match may begin in it, but it is not shown again."""
+        self._patterns, self._scanner = patterns, Scanner(patterns, shown[-MAX_MATCH_BYTES:])
+        self._edits, self._end = list[Hit](), self._scanner.known
+        """Matches that change the text, and bytes of the text."""
+        self._held, self._data = deque[tuple[Piece, int]](), b""
+        """Pieces that have not passed, each with the end of its text; and that text."""
+        self.rules: set[str] = set()
+        """Rules that have matched."""
+
+    def feed(self, piece: Piece, hits: list[Hit]) -> Piece:
+        """Return what may pass now as one piece, which may be empty; the last one if a rule ends the text. What was
+        found is added to `hits`."""
+        if piece.finish == RETURNED:  # another attempt generates again what is held back
+            return replace(piece, text="", ids=(), n=0, logprobs=(), extras=None)
+        data = piece.text.encode("utf-8", "surrogatepass")
+        self._end += len(data)
+        self._data += data
+        if piece.extras:
+            cleaner = Cleaner(self._patterns, sys.maxsize)
+            piece = replace(piece, extras=cleaner.value(piece.extras))
+            hits += cleaner.hits
+        self._held.append((piece, self._end))
+        found = self._scanner.feed(piece.text, last=piece.last)
+        hits += found
+        blocked = self._scanner.blocked or any(hit.action == "block" for hit in hits)
+        self._edits += [hit for hit in found if hit.action != "tag"]
+        passed = [self._next() for _ in range(len(self._held) if blocked else self._passable())]
+        self._edits = [hit for hit in self._edits if hit.end > self._end - len(self._data)]
+        shown = joined(piece.id, passed)
+        return replace(shown, finish=FILTERED, failure=None) if blocked else shown
+
+    def _passable(self) -> int:
+        """How many pieces may pass: all of their text is decided, and the last one does not end in a match."""
+        count = 0
+        for number, (_, end) in enumerate(self._held, 1):
+            if end > self._scanner.decided:
+                break
+            if not any(hit.start < end < hit.end for hit in self._edits):
+                count = number
+        return count
+
+    def _next(self) -> Piece:
+        """Take the next piece, as it may be shown."""
+        piece, end = self._held.popleft()
+        begin = self._end - len(self._data)
+        data, self._data = self._data[: end - begin], self._data[end - begin :]
+        text = edited(data, begin, self._edits)
+        return piece if text == piece.text else replace(piece, text=text, ids=(), logprobs=())
