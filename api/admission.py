@@ -219,8 +219,8 @@ def read_request(services: Services, state: dict[str, Any], kind: Kind, body: by
     """Validate a body, and note its model in the `state` of its scope. Raises ApiError (400, 404)."""
     asked = parse(kind, body)
     check_choices(asked, services.settings.max_choices_per_request)
-    services.model(asked.model)
     check_model(state["caller"], asked.model)
+    services.model(asked.model)
     state["model"] = asked.model
     return asked
 

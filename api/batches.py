@@ -41,7 +41,8 @@ async def create(request: Request) -> Response:
     key = idempotency_key(request.scope)
     batch_id, trace = services.batches.new_id(caller.tenant, key), request.scope["state"]["trace"]
     batch = _batch(services, caller, asked, batch_id, trace)
-    used, limit_bytes, _ = await file_limits(services, caller)
+    limits = await file_limits(services, caller)
+    used, limit_bytes = limits.used, limits.quota
     if limit_bytes is not None and used >= limit_bytes and not (key and await _is_known(services, batch)):
         raise QuotaExceeded("file_bytes", used, limit_bytes)
     input_bytes = 0
@@ -105,6 +106,7 @@ def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: st
         output_keep_ms=1000 * (expiry.seconds if expiry else services.files_settings.retention_s),
         metadata=asked.metadata or {},
         events=services.subscriptions.of_batches(caller.tenant),
+        store_share=services.quotas(caller).store_share,
         token_limit=tokens if tokens is not None else services.batch_settings.enqueued_tokens,
         trace=trace,
     )

@@ -67,8 +67,8 @@ async def show(request: Request) -> Response:
     """GET /v1/models/{model}: show one model; 404 if it is not configured."""
     services = services_of(request)
     name = request.path_params["model"]
-    services.model(name)
     check_model(caller_of(request), name)
+    services.model(name)
     await services.learn_cards()
     return as_json(_model(services, name))
 

@@ -44,9 +44,9 @@ async def create(request: Request) -> Response:
     services, caller = services_of(request), caller_of(request)
     if services.refusal:
         raise errors.store_full(services.refusal)
-    limits = await file_limits(services, caller)
     length = request.headers.get("content-length", "")
     try:
+        limits = await file_limits(services, caller)
         with Allowance(
             services.receiving_bytes, caller.tenant, services.files_settings.size_limit, limits
         ) as allowance:
@@ -207,8 +207,10 @@ class FileLimits(NamedTuple):
     """They take already; 0 without a quota."""
     quota: int | None
     """They may take; None: there is no limit."""
-    room: int
-    """All uploads together may take of the disk now."""
+    free: int
+    """Are free on the disk now."""
+    min_free: int
+    """Must stay free."""
 
 
 async def file_limits(services: Services, caller: Caller) -> FileLimits:
@@ -220,9 +222,11 @@ async def file_limits(services: Services, caller: Caller) -> FileLimits:
     free = await asyncio.to_thread(services.file_store.free_bytes)
     if quota is None and shared:
         quota = (free + used) // 2
-    return FileLimits(used, quota, free - services.files_settings.min_free_bytes)
+    return FileLimits(used, quota, free, services.files_settings.min_free_bytes)
 
 
+LOOK_BYTES = 4 << 20
+"""An upload brings so many bytes before the disk is looked at again."""
 MAX_OVERHEAD_BYTES = 64 * 1024
 """Upper bound of the bytes of a body besides its file: the other parts are small."""
 
@@ -239,8 +243,8 @@ class Allowance:
 
     def __init__(self, receiving: Counter[str], tenant: str, size_limit: int, limits: FileLimits) -> None:
         self._receiving, self._tenant, self._size_limit = receiving, tenant, size_limit
-        self._used, self._quota, self._room = limits
-        self._taken = 0
+        self._used, self._quota, self._room = limits.used, limits.quota, limits.free - limits.min_free
+        self._min_free, self._taken, self._looked = limits.min_free, 0, 0
 
     def __enter__(self) -> Allowance:
         return self
@@ -259,6 +263,17 @@ class Allowance:
         self._check(self._taken + count)
         self._taken += count
         self._receiving[self._tenant] += count
+
+    @property
+    def is_to_look_again(self) -> bool:
+        """Whether much was written since the disk's free bytes were read."""
+        return self._taken - self._looked >= LOOK_BYTES
+
+    def look_again(self, free: int) -> None:
+        """Take over the free bytes of the disk. Raises ApiError (503) if too few are left."""
+        self._looked = self._taken
+        if free < self._min_free:
+            raise errors.store_full(DISK_FULL)
 
     def _check(self, size: int) -> None:
         if size > self._size_limit:
@@ -299,6 +314,8 @@ async def receive(
         while chunk := await _next(stream, idle_timeout_s):
             parser.write(chunk)
             await reader.write_out(BLOCK_BYTES)
+            if allowance.is_to_look_again:  # other processes and other programs write, too
+                allowance.look_again(await asyncio.to_thread(file_store.free_bytes))
         if not reader.ended:
             raise errors.invalid_request("The body ends before its last part does.")
         await reader.write_out(1)

@@ -222,7 +222,7 @@ class Services:
                     )
                     if version != self._keys_version or not self.keyring.known:
                         await self.read_keys()
-                    self.open_answers.end(self.keyring.is_valid)
+                    self.open_answers.end(self.keyring.holds)
                     self.waits.plans.learn(plans, now_ms)
                     stalls = {}
                     for model, settings in self.models.items():

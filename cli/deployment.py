@@ -75,10 +75,10 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 
 SHARED = ("up", "redis", "telemetry", "records", "models")
 READ_BY = {
-    "api": (*SHARED, "api", "files", "batch", "keys", "webhooks", "events", "quotas", "tenants"),
-    "worker": (*SHARED, "worker", *ENGINES, "tenants"),
+    "api": (*SHARED, "api", "files", "batch", "keys", "webhooks", "events", "quotas", "tenants", "content"),
+    "worker": (*SHARED, "worker", *ENGINES, "tenants", "content"),
     "scheduler": (*SHARED, "scheduler", "kubernetes"),
-    "offline": (*SHARED, "api", "files", "batch", "offline", "webhooks", "events", "quotas", "tenants"),
+    "offline": (*SHARED, "api", "files", "batch", "offline", "webhooks", "events", "quotas", "tenants", "content"),
 }
 """By role, the sections that its processes read, and so get."""
 

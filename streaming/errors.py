@@ -74,7 +74,8 @@ class NeverFits(StoreFull):
 
 
 class QuotaExceeded(StoreFull):
-    """Raised when a tenant has reached a quota. `name`: its field in streaming.jobs.settings.QuotaSettings."""
+    """Raised when a tenant has reached a quota. `name`: its field in streaming.jobs.settings.QuotaSettings; of
+    `store_share`, `used` has the bytes that the ends of jobs will give back."""
 
     def __init__(self, name: str, used: int, limit: int) -> None:
         super().__init__(f"{used} of {limit} are kept already ({name})")

@@ -167,7 +167,11 @@ class SpanSender:
         )
         headers = {"content-type": "application/x-protobuf", **_pairs("OTEL_EXPORTER_OTLP_HEADERS")}
         self._client = httpx2.Client(headers=headers, timeout=EXPORT_TIMEOUT_S)
-        self._unreached = httpx2.TransportError
+        try:
+            httpx2.URL(self._url)
+        except httpx2.InvalidURL as error:
+            raise ValueError(f"telemetry.otlp_endpoint is {endpoint!r}: {error}") from None
+        self._failed = httpx2.HTTPError
         self._dropped = ExpectedErrors(Dropped, log.warning, "spans are dropped: %s", once=True)
         self._waiting: deque[bytes] = deque()
         self._due, self._closing = threading.Event(), threading.Event()
@@ -207,11 +211,12 @@ class SpanSender:
         until = time.monotonic() + EXPORT_TIMEOUT_S
         for pause_s in backoff(0.5, EXPORT_TIMEOUT_S):
             try:
-                status = self._client.post(self._url, content=body).status_code
+                with self._client.stream("POST", self._url, content=body) as answer:  # its body is of no interest
+                    status = answer.status_code
                 failure, again = f"the collector answered HTTP {status}", status in RETRYABLE
                 if status < 300:
                     return
-            except self._unreached as error:
+            except self._failed as error:
                 failure, again = f"the collector cannot be reached: {error or type(error).__name__}", True
             if not again or time.monotonic() + pause_s > until:
                 raise Dropped(failure)

@@ -292,7 +292,8 @@ class Worker:
     def _name(self, attempt: Attempt, now: float) -> None:
         """Before the first delta to an address: send the run's opening; if it is the run's first, stamp it with
         `now`."""
-        attempt.unnamed = False
+        attempt.unnamed, step = False, self._writers[attempt.partition].step
+        step.is_whole = step.is_whole or bool(attempt.stamps.first)
         attempt.stamps.first = attempt.stamps.first or now
         if not attempt.opening.at_ms:
             attempt.note_start(self._clock.at(attempt.stamps.first, attempt.partition))

@@ -44,6 +44,9 @@ class StepWrite:
     """The calls of the finishes."""
     is_joined: bool = False
     """Whether it may hold several steps, which came while another write was in flight."""
+    is_whole: bool = False
+    """A run's rows go to another address from the middle of it on: readers look for what they lack from the frame of
+    their last delta on, so no later row may stand in an earlier frame."""
     calls: Sequence[Call] = ()
     """What is sent of it, in this order; set once it is sent."""
 
@@ -166,7 +169,8 @@ class Writer:
             self._idle.set()
 
     def _calls(self, step: StepWrite) -> list[Call]:
-        calls = list(self._appends(step)) if step.is_joined else [self._append(step)] if step.rows else []
+        may_be_large = step.is_joined and not step.is_whole
+        calls = list(self._appends(step)) if may_be_large else [self._append(step)] if step.rows else []
         for attempt in step.checkpoints:
             step.checkpoints[attempt] = self._lease.next_frame(self._partition)
             calls += self._checkpoint_calls(attempt, step.checkpoints[attempt])

@@ -43,7 +43,7 @@ def _tenant(name: str) -> str:
     return name
 
 
-Names = Annotated[list[str], Field(max_length=100)]
+Names = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=100)]
 Lifetime = Annotated[int, Field(ge=1, le=MAX_EXPIRY_S)]
 
 
@@ -65,7 +65,7 @@ class KeyUpdate(ClosedBody):
 class KeyRequest(KeyUpdate):
     """The body of POST /admin/keys."""
 
-    tenant: Annotated[str, AfterValidator(_tenant)]
+    tenant: Annotated[str, Field(max_length=128), AfterValidator(_tenant)]
 
 
 async def listing(request: Request) -> Response:
@@ -99,7 +99,7 @@ async def create(request: Request) -> Response:
         created_ms=_now_ms(),
         created_by=caller.name or caller.tenant,
     )
-    key = _changed(made, asked)
+    key = _granted(caller, _changed(made, asked))
     audit.detail(request.scope, **_told(key))
     await services.api_keys.add(key)
     await services.read_keys()
@@ -111,13 +111,14 @@ async def update(request: Request) -> Response:
     services = services_of(request)
     asked = validated(KeyUpdate, read_object(await read_body(request.scope, request.receive, MAX_BODY_BYTES)))
     _check_names(services, asked)
-    return as_json(await _change(request, lambda key: _changed(_valid(key), asked)))
+    caller = caller_of(request)
+    return as_json(await _change(request, lambda key: _granted(caller, _changed(_granted(caller, _valid(key)), asked))))
 
 
 async def rotate(request: Request) -> Response:
     """POST /admin/keys/{key_id}/rotate: replace the secret of a created key; the old one is void."""
-    secret = _new_secret()
-    shown = await _change(request, lambda key: replace(_valid(key), sha256=_hash(secret)))
+    secret, caller = _new_secret(), caller_of(request)
+    shown = await _change(request, lambda key: replace(_granted(caller, _valid(key)), sha256=_hash(secret)))
     return as_json(shown | {"key": secret})
 
 
@@ -138,7 +139,7 @@ async def _change(request: Request, change: Callable[[CreatedKey], CreatedKey]) 
     key = _known(await services.api_keys.change(key_id, change))
     audit.detail(request.scope, **_told(key))
     await services.read_keys()
-    services.open_answers.end(services.keyring.is_valid)
+    services.open_answers.end(services.keyring.holds)
     return _created(key, (await services.api_keys.used()).get(key_id))
 
 
@@ -167,6 +168,21 @@ def _changed(key: CreatedKey, asked: KeyUpdate) -> CreatedKey:
         "expires_ms": None if asked.expires_in_s is None else _now_ms() + 1000 * asked.expires_in_s,
     }
     return replace(key, **{name: value for name, value in given.items() if value is not None})
+
+
+def _granted(caller: Caller, key: CreatedKey) -> CreatedKey:
+    """Return a key that the caller may make, change or rotate: one that outlives or outranks a created admin key is
+    not for that. Raise ApiError (400, 403)."""
+    if key.admin and (key.models or key.endpoints):
+        raise errors.invalid_request("An admin key has no models and endpoints: it may administer all.", "admin")
+    own = caller.created
+    if own is None:
+        return key
+    if own.expires_ms is not None and (key.expires_ms is None or key.expires_ms > own.expires_ms):
+        raise errors.beyond_own_key("expires_in_s")
+    if key.priority.rank < own.priority.rank:
+        raise errors.beyond_own_key("highest_lane")
+    return key
 
 
 def _check_names(services: Services, asked: KeyUpdate) -> None:

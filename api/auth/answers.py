@@ -1,10 +1,12 @@
-"""Open answers by created key, so that they end with it."""
+"""Open answers by created key, so that they end with it, or with its secret or rights."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from streaming.fleet.api_keys import CreatedKey
 
 ENDED = "its key has ended"
 """The message of the cancellation."""
@@ -14,26 +16,26 @@ class OpenAnswers:
     """The tasks that answer requests with created keys, in one API process."""
 
     def __init__(self) -> None:
-        self._tasks: dict[str, set[asyncio.Task[object]]] = {}
+        self._tasks: dict[CreatedKey, set[asyncio.Task[object]]] = {}
 
     @contextmanager
-    def of(self, key_id: str) -> Iterator[None]:
+    def of(self, key: CreatedKey) -> Iterator[None]:
         """Run an answer: the current task, which may be cancelled inside the block."""
         task = asyncio.current_task()
         assert task is not None
-        tasks = self._tasks.setdefault(key_id, set())
+        tasks = self._tasks.setdefault(key, set())
         tasks.add(task)
         try:
             yield
         finally:
             tasks.discard(task)
             if not tasks:
-                self._tasks.pop(key_id, None)
+                self._tasks.pop(key, None)
 
-    def end(self, is_valid: Callable[[str], bool]) -> None:
-        """Cancel the answers to requests whose key is not valid any more."""
-        for key_id, tasks in self._tasks.items():
-            if not is_valid(key_id):
+    def end(self, holds: Callable[[CreatedKey], bool]) -> None:
+        """Cancel the answers to requests whose key does not hold any more."""
+        for key, tasks in self._tasks.items():
+            if not holds(key):
                 for task in tasks:
                     task.cancel(ENDED)
 

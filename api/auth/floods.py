@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from starlette.types import Scope
 
@@ -22,6 +21,7 @@ FLOODED = "too_many_refusals"
 REFUSED = frozenset((401, 403, 413, 421))
 """Statuses that take a token, whoever answers with them. Those of the guard take one whatever they are."""
 BUCKET_S = 60.0
+LOGIN = "/console/session"
 MAX_SENDERS = 10_000
 """Buckets that are kept; beyond them, those that were used longest ago are forgotten."""
 
@@ -69,12 +69,12 @@ class Floods:
         state = scope["state"]
         if scope["method"] not in ("POST", "PUT") or (state.get("caller") and self._is_small(state["headers"])):
             return
-        if wait_s := self.buckets.wait_s(self._sender(state)):
+        if wait_s := self.buckets.wait_s(self._sender(scope)):
             raise self._flooded(wait_s)
 
     def count(self, scope: Scope) -> ApiError | None:
         """Count a refusal. Returns what the sender is told instead (429) if its bucket is empty."""
-        if not self._limit or not (sender := self._sender(scope["state"])):
+        if not self._limit or not (sender := self._sender(scope)):
             return None
         wait_s = self.buckets.take(sender)
         return self._flooded(wait_s) if wait_s else None
@@ -86,10 +86,15 @@ class Floods:
         )
         return ApiError(429, FLOODED, message, headers={**retry_after(wait_s), "Connection": "close"})
 
-    def _sender(self, state: Mapping[str, Any]) -> str:
-        """Return the name of a request's bucket; "" if it has none."""
+    def _sender(self, scope: Scope) -> str:
+        """Return the name of a request's bucket; "" if it has none. Logins have one of their own: others of an address
+        must not keep its admin out."""
+        state = scope["state"]
         caller: Caller | None = state.get("caller")
-        return f"key {caller.name}" if caller and caller.name else self._addresses.client_of(state["address"])
+        if caller and caller.name:
+            return f"key {caller.name}"
+        address = self._addresses.client_of(state["address"])
+        return f"login {address}" if address and scope["path"] == LOGIN else address
 
     def _is_small(self, headers: Mapping[bytes, bytes]) -> bool:
         length = headers.get(b"content-length", b"")

@@ -90,7 +90,7 @@ class RequestGuard:
                 await self._app(scope, receive, send)
             else:
                 self._services.used_keys[caller.name] = int(time.time() * 1000)
-                with self._services.open_answers.of(caller.name):
+                with self._services.open_answers.of(caller.created):
                     await self._app(scope, receive, send)
         finally:
             if state.get("status") in REFUSED:
@@ -146,6 +146,8 @@ class RequestGuard:
             access = self._metrics
         if access is Access.ANYONE:
             return
+        if not keyring.known:
+            raise errors.store_unavailable(read=scope["method"] in ("GET", "HEAD"))
         headers = state["headers"]
         if TOKEN_HEADER in headers and b"authorization" not in headers:
             try:

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 from api.auth.hosts import is_loopback
 from api.openai import errors
@@ -75,6 +76,8 @@ class Keyring:
         """Whether there are no rows, but an admin token for /admin."""
         if self.has_admin_token:
             self._seals[OPERATOR.name] = (OPERATOR, bytes.fromhex(admin_token_sha256))
+        self._closed = False
+        """There is a key, or was: a store that was emptied opens nothing here."""
         self._take({})
         self.known = bool(self._rows)
         """Whether `learn` was called, or need not be: without rows nobody is served before."""
@@ -90,15 +93,17 @@ class Keyring:
         for key in self._created.values():
             if key.revoked_ms is not None:
                 continue
-            caller = Caller(
-                key.tenant, key.priority, key.id, key.admin, None, UNLIMITED, key.models, key.endpoints, key
-            )
+            own = [row for row in self._rows.values() if row.tenant == key.tenant]
+            tokens = next((row.batch_tokens for row in own if row.batch_tokens is not None), None)
+            quotas = reduce(QuotaSettings.over, [row.quotas for row in own], UNLIMITED)
+            caller = Caller(key.tenant, key.priority, key.id, key.admin, tokens, quotas, key.models, key.endpoints, key)
             self._callers.setdefault(self._digest(bytes.fromhex(key.sha256)), caller)
             if key.admin:
                 self._admins.setdefault(key.id, (caller, bytes.fromhex(key.sha256)))
         self.callers = tuple(self._callers.values())
         """The holder of each key, also of those that have expired."""
-        self.open = not self._rows and not created
+        self._closed = self._closed or bool(self._rows or created)
+        self.open = not self._closed
         """Whether the server has no keys and serves anyone on this machine."""
         self.tenants = frozenset(caller.tenant for caller in self.callers or (LOCAL_CALLER,))
         """The tenants of all keys; without keys, the local one."""
@@ -114,9 +119,7 @@ class Keyring:
         return found
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return the caller of the key in an Authorization header. Raises ApiError (401, 503)."""
-        if not self.known:
-            raise errors.store_unavailable(read=True)
+        """Return the caller of the key in an Authorization header. Raises ApiError (401)."""
         if self.open:
             return LOCAL_CALLER
         digest = self._sent(authorization)
@@ -147,10 +150,10 @@ class Keyring:
         """Whether an Authorization header holds the admin token, if that counts."""
         return self.has_admin_token and hmac.compare_digest(self._sent(authorization), self._admin_token)
 
-    def is_valid(self, key_id: str) -> bool:
-        """Whether a created key opens anything now."""
-        key = self._created.get(key_id)
-        return key is not None and key.is_valid(int(time.time() * 1000))
+    def holds(self, key: CreatedKey) -> bool:
+        """Whether a created key still has the secret and the rights that it had then."""
+        now = self._created.get(key.id)
+        return now is not None and now.is_valid(int(time.time() * 1000)) and now.rights == key.rights
 
     def seal(self, name: str, secret: str) -> str:
         """Return the proof that the holder of an admin key (by its name) has opened a session of the console with this

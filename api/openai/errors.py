@@ -248,6 +248,12 @@ key_ended = ErrorKind(401, "invalid_api_key", headers=BEARER).says(
 )
 
 
+def beyond_own_key(field: str) -> ApiError:
+    """An admin with a created key would make or change one that may more than its own."""
+    message = f"Your key cannot make, change or rotate one with more than it has itself ({field})."
+    return ApiError(403, "permission_denied", message, param=field)
+
+
 def outside_of_key(field: str, name: str) -> ApiError:
     """A key is for some `models` or `endpoints`, and this is none of them."""
     return ApiError(403, "permission_denied", f"This API key is not for {name!r} (`{field}` of the key).")
@@ -362,10 +368,11 @@ def quota_exceeded(quota: QuotaExceeded, param: str | None = None) -> ApiError:
     if quota.name == "store_share":
         message = (
             "Your requests, their results, and what your unfinished requests may still write take your share of the "
-            "store. Wait until some have ended, or lower max_tokens, n and logprobs. The limit is store_share of "
-            "[quotas], or of quotas in the row of your key in [keys]."
+            "store. Wait until some have ended or are forgotten ([redis] retention_s), or lower max_tokens, n and "
+            "logprobs. The limit is store_share of [quotas], or of quotas in the row of your key in [keys]."
         )
-        return ApiError(429, "quota_exceeded", message, param=quota.name, headers=retry_after(SHARE_RETRY_S))
+        headers = retry_after(SHARE_RETRY_S) if quota.used else FINAL
+        return ApiError(429, "quota_exceeded", message, param=quota.name, headers=headers)
     what, fix = _QUOTAS[quota.name]
     setting = f"The limit is {quota.name} of [quotas], or of quotas in the row of your key in [keys]."
     message = f"You keep {quota.used} {what} and may keep {quota.limit}. {fix} {setting}"

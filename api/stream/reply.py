@@ -365,9 +365,12 @@ class Reply:
                 await self._answer(send, scope["state"])
         except ClientGone:
             await self._disconnected()
-        except asyncio.CancelledError as error:  # drain_s is over; no client has left, so the job goes on
+        except asyncio.CancelledError as error:
+            if is_key_ended(error):  # as if its client had left
+                await self._disconnected()
             if "status" in scope["state"]:
                 raise
+            # Else drain_s is over; no client has left, so the job goes on.
             cut_off = errors.wait_cut_off(self._buffer.job_id, repeatable=self._admitted.keyed)
             await self._send_error(send, errors.key_ended() if is_key_ended(error) else cut_off)
         finally:

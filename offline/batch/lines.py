@@ -41,6 +41,7 @@ from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
+from streaming.jobs.settings import QuotaSettings
 from streaming.order import Priority
 from telemetry import tracing as names
 from telemetry.otlp import Attributes
@@ -314,7 +315,8 @@ class Lines:
         refusals = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, ApiError)}
         jobs = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, Job)}
         traced = [self._traced(line, job) for line, job in jobs.items()]
-        answers = await self._queue.put_parts([job for job, _ in traced], cards)
+        quota = QuotaSettings(store_share=self._lease.batch.store_share)
+        answers = await self._queue.put_parts([job for job, _ in traced], cards, quota)
         lane_full, before = False, (len(self._waiting), len(self._needed))
         for line, (job, span), accepted in zip(jobs, traced, answers, strict=True):
             match accepted:

@@ -180,6 +180,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
     token_limit: int | None = None
     """Tokens that its tenant may have waiting, including this batch's."""
+    store_share: float | None = None
+    """Share of the store that its tenant may take; None: any."""
     events: str = ""
     """Recipients of the event of its end, as letters: "b" the broker, "w" webhooks; "": none."""
     trace: dict[str, str] = {}

@@ -32,6 +32,11 @@ class CreatedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_ms: int | None = None
     revoked_ms: int | None = None
 
+    @property
+    def rights(self) -> tuple[object, ...]:
+        """Its secret, as a hash, and what it may do."""
+        return self.sha256, self.priority, self.admin, self.models, self.endpoints
+
     def is_valid(self, now_ms: int) -> bool:
         """Whether it opens anything at this time."""
         return self.revoked_ms is None and (self.expires_ms is None or now_ms < self.expires_ms)

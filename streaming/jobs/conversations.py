@@ -7,14 +7,13 @@ turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from redis.exceptions import ResponseError
 
 from penstock.loops import Sliced
-from streaming.errors import ConversationChanged, DecodeError, QuotaExceeded, UnknownConversation
+from streaming.errors import ConversationChanged, DecodeError, UnknownConversation
 from streaming.ids import new_conversation_id, partition_of
 from streaming.jobs.codec import decode_metadata, encode_metadata
 from streaming.jobs.quotas import Quotas, exceeded
@@ -60,11 +59,6 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 _ITEM = msgspec.json.Decoder(ConversationItem)
 
 
-def _refusal(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int], most: int | str) -> QuotaExceeded:
-    """The error of a write whose script has found too little room; `left` and `most` as `_room` has them."""
-    return exceeded(quota, answer if most == left.get("requests") else [b"quota", b"share"], left)
-
-
 class Conversations:
     """Conversations of all tenants. Every async method raises Unavailable. With a `headroom`, they count against their
     tenant's share of the store."""
@@ -83,11 +77,21 @@ class Conversations:
         """Store a new conversation. Raises QuotaExceeded."""
         keep_s = self._client.settings.retention_s
         partition = self._partition(conversation_id)
-        left, most = await self._room(tenant, partition, quota)
-        args = (conversation_id, tenant, encode_metadata(metadata), keep_s, OVERHEAD_BYTES, most, *_encoded(items))
+        left, share = await self._quotas.left(tenant, partition, quota), self._share(partition, quota)
+        most = left.get("requests", "")
+        args = (
+            conversation_id,
+            tenant,
+            encode_metadata(metadata),
+            keep_s,
+            OVERHEAD_BYTES,
+            most,
+            share,
+            *_encoded(items),
+        )
         answer = await self._client.call("put_conversation", partition, *args)
         if isinstance(answer, list):
-            raise _refusal(quota, answer, left, most)
+            raise exceeded(quota, answer, left)
         numbered = tuple(_numbered(item, number) for number, item in enumerate(items, 1))
         return Conversation(
             id=conversation_id, tenant=tenant, created_ms=int(answer), metadata=metadata, items=numbered
@@ -155,11 +159,11 @@ class Conversations:
         quota: QuotaSettings = UNLIMITED,
     ) -> None:
         tenant, turn, partition = conversation.tenant, conversation.turn, self._partition(conversation.id)
-        left, most = await self._room(tenant, partition, quota)
+        left = await self._quotas.left(tenant, partition, quota)
         args = (
             conversation.id, tenant, "" if any_version else conversation.version, turn,
             turn if turn_after is None else turn_after, self._client.settings.retention_s, metadata,
-            most,
+            left.get("requests", ""), self._share(partition, quota),
             ",".join(f"{item.number}:{item.id}" for item in dropped), *_encoded(items),
         )  # fmt: skip
         match await self._client.call("amend_conversation", partition, *args):
@@ -168,13 +172,12 @@ class Conversations:
             case b"changed":
                 raise ConversationChanged(conversation.id)
             case [*answer]:
-                raise _refusal(quota, answer, left, most)
+                raise exceeded(quota, answer, left)
 
-    async def _room(self, tenant: str, partition: int, quota: QuotaSettings) -> tuple[Mapping[str, int], int | str]:
-        """What the tenant's quotas leave, and the bytes that its requests and conversations may take; "": any."""
-        left = await self._quotas.left(tenant, partition, quota)
+    def _share(self, partition: int, quota: QuotaSettings) -> int | str:
+        """The bytes of the partition that a tenant may take; "": any."""
         share = None if self._headroom is None else self._headroom.share(partition, quota.store_share)
-        return left, min([each for each in (left.get("requests"), share) if each is not None], default="")
+        return "" if share is None else share
 
     def new_id(self, partition: int) -> str:
         """Make the id of a conversation in a partition."""

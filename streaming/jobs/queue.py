@@ -30,7 +30,7 @@ from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
 from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
-from streaming.jobs.waiting import FIRST, JOB_BYTES, Cost, QueuePosition, cost_of
+from streaming.jobs.waiting import FIRST, Cost, QueuePosition, cost_of
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, ScriptBatcher
 from streaming.store.monitor import FULL, Headroom, Reservation
@@ -154,7 +154,6 @@ class Queue:
             "preview": "" if part else preview_of(job.prompt),
             "quotas": left or None,
             "share": reserved.share_of_tenant,
-            "job_bytes": JOB_BYTES,
         }
         args = (_encode(given), body, encode_metadata(job.metadata))
         answer: Sequence[Any] = ()
@@ -184,7 +183,7 @@ class Queue:
         return self._accepted(job, answer)
 
     async def put_parts(
-        self, jobs: Iterable[Job], cards: Mapping[str, ModelCard] | None = None
+        self, jobs: Iterable[Job], cards: Mapping[str, ModelCard] | None = None, quota: QuotaSettings = UNLIMITED
     ) -> list[Accepted | LaneFull | StoreFull]:
         """Accept many lines of a batch together, as jobs that job lists omit; returns the result of each. A refused job
         does not affect those behind it. The call is idempotent if a retry uses the same ids. `cards`: by model name.
@@ -192,7 +191,7 @@ class Queue:
 
         async def put(job: Job) -> Accepted | LaneFull | StoreFull:
             try:
-                return await self.put(job, cost=cost_of(job, (cards or {}).get(job.model)), part=True)
+                return await self.put(job, cost=cost_of(job, (cards or {}).get(job.model)), part=True, quota=quota)
             except (LaneFull, StoreFull) as error:
                 return error
 

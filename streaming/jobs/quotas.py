@@ -122,7 +122,7 @@ def exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int
     """The error of a write that a quota refused, with the usage of all partitions. `left`: as the script had it."""
     which = answer[1].decode()
     if which == "share":
-        return QuotaExceeded("store_share", 0, 0)  # how large the store is, is not for tenants
+        return QuotaExceeded("store_share", answer[2], 0)  # how large the store is, is not for tenants
     limit = getattr(quota, NAMES[which]) or 0
     return QuotaExceeded(NAMES[which], answer[2] + limit - left[which], limit)
 

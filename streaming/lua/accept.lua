@@ -5,11 +5,12 @@
 -- An idempotency key has no expiry until its job's end sets one: it lives as long as its job.
 -- ARGV: what Queue.put (streaming/jobs/queue.py) names, as a MessagePack map: times in ms, `may_write` and `max_reserved` in
 --       bytes, `order` as the job's record has it, `quotas` what is left of the tenant's, `share` the most bytes that it may
---       use and reserve (none: any), with `job_bytes` for each kept job; the job's body; its metadata | ''
+--       use and reserve (none: any); the job's body; its metadata | ''
 -- Returns: {'queued', accepted at, epoch, its place (none: not read)...} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
 --          {'crowded'} (the reserved bytes would not fit into the store's memory) |
---          {'quota', 'jobs' | 'requests' | 'results' | 'share', the usage of it} |
+--          {'quota', 'jobs' | 'requests' | 'results', the usage of it} |
+--          {'quota', 'share', bytes that its unfinished jobs have reserved} |
 --          {'changed'} (the conversation has another version, a turn, or is gone).
 --          The epoch is for a request that does not wait, 0 for others. The place: jobs before it of higher lanes,
 --          requeued ones, of its tenant, of other tenants, units of work that its tenant got more than the one that got
@@ -57,9 +58,8 @@ if quotas then
 end
 
 if given.share then
-  usage.reserved = usage.reserved or tonumber(redis.call('HGET', tenant_owed_key(), tenant) or 0)
-  local used = usage.jobs * given.job_bytes + usage.requests + usage.results + usage.reserved
-  if used + size + may_write > given.share then return {'quota', 'share', used} end
+  local used, reserved = shared_bytes(tenant, keep)
+  if used + size + may_write > given.share then return {'quota', 'share', reserved} end
 end
 
 local arrivals, line = arrivals_key(model, priority), tenant_line(model, priority, tenant)

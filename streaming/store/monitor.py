@@ -120,7 +120,7 @@ class Headroom:
         if share is None or not share.memory.allowed:
             return Reservation(size=size + owed)
         most = BATCH_LINE_SHARE if part else ADMISSION_SHARE
-        ever, bound = max_job_bytes(share.memory, most), self.share(partition, share_of_tenant)
+        ever, bound = max_job_bytes(share.memory, most), self.share(partition, share_of_tenant, most)
         ever = ever if bound is None else min(ever, bound)
         if size + owed > ever:
             raise NeverFits(size + owed, ever)
@@ -131,12 +131,13 @@ class Headroom:
         share.taken += size + owed
         return Reservation(share.memory.owed[partition] + room, share, size + owed, bound)
 
-    def share(self, partition: int, of: float | None) -> int | None:
-        """The bytes of a partition that this share of the memory of its server means; None: there is no limit."""
+    def share(self, partition: int, of: float | None, most: float = ADMISSION_SHARE) -> int | None:
+        """The bytes of a partition that this share of the memory of its server means; None: there is no limit. `most`
+        as for `room_of`: the lines of a tenant's batches leave room for its requests."""
         found = self._shares.get(partition)
         if of is None or found is None or not found.memory.allowed:
             return None
-        return int(of * ADMISSION_SHARE * found.memory.allowed / len(found.memory.owed))
+        return int(of * most * found.memory.allowed / len(found.memory.owed))
 
     def fits(self, partition: int, needed: int) -> bool:
         """Whether a batch's line of `needed` bytes can be decided now: it would be accepted, or refused for good."""

@@ -36,7 +36,7 @@ async def chunks(parts: Sequence[bytes]) -> AsyncIterator[bytes]:
 
 def allowed(limit: int = LIMIT) -> Allowance:
     """No quota."""
-    return Allowance(Counter(), "t", limit, FileLimits(0, None, ROOM))
+    return Allowance(Counter(), "t", limit, FileLimits(0, None, ROOM, 0))
 
 
 async def take(file_store: FileStore, parts: Sequence[bytes], kind: str = KIND, limit: int = LIMIT) -> Any:
@@ -141,7 +141,7 @@ async def test_the_quota_holds_while_it_is_read(file_store: FileStore) -> None:
     endless, coming = Endless(100), Counter({"t": 500, "other": 10**9})
     with (
         pytest.raises(QuotaExceeded) as refused,
-        Allowance(coming, "t", LIMIT, FileLimits(1000, 2500, ROOM)) as allowance,
+        Allowance(coming, "t", LIMIT, FileLimits(1000, 2500, ROOM, 0)) as allowance,
     ):
         await receive(endless.pieces(), KIND, file_store, allowance, 5)
     assert (refused.value.name, refused.value.used, refused.value.limit) == ("file_bytes", 1500, 2500)
@@ -151,7 +151,10 @@ async def test_the_quota_holds_while_it_is_read(file_store: FileStore) -> None:
 async def test_an_upload_leaves_the_disk_its_free_bytes(file_store: FileStore) -> None:
     """What others send at the same time is taken off."""
     endless, coming = Endless(100), Counter({"other": 500})
-    with pytest.raises(ApiError) as refused, Allowance(coming, "t", LIMIT, FileLimits(0, None, 1500)) as allowance:
+    with (
+        pytest.raises(ApiError) as refused,
+        Allowance(coming, "t", LIMIT, FileLimits(0, None, 2500, 1000)) as allowance,
+    ):
         await receive(endless.pieces(), KIND, file_store, allowance, 5)
     assert (refused.value.status, refused.value.code) == (503, "no_capacity")
     assert endless.given <= 1000 // 100 + 1 and coming == {"other": 500} and left(file_store) == []
@@ -160,7 +163,7 @@ async def test_an_upload_leaves_the_disk_its_free_bytes(file_store: FileStore) -
 @pytest.mark.parametrize(("length", "raised"), [(LIMIT + 65_537, ApiError), (66_600, QuotaExceeded), (66_000, None)])
 def test_a_length_says_enough(length: int, raised: type[Exception] | None) -> None:
     """The size limit first: what exceeds that never fits."""
-    with Allowance(Counter(), "t", LIMIT, FileLimits(1000, 2000, ROOM)) as allowance:
+    with Allowance(Counter(), "t", LIMIT, FileLimits(1000, 2000, ROOM, 0)) as allowance:
         if raised is None:
             allowance.check_length(length)
             return

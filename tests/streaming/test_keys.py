@@ -32,8 +32,12 @@ BOUNDED = {
 }  # fmt: skip
 """Keys of a partition that stay: single numbers, streams that are empty once their jobs have ended, and dead letters,
 of which the newest ten thousand are kept."""
-FLEET_BOUNDED = {"procs", "card", "leader_epoch", "plan", "cold", "actions", "store"}
-"""Those of the fleet: as many fields as there are models, processes of the last hour, the newest thousand actions."""
+FLEET_BOUNDED = {
+    *("procs", "card", "leader_epoch", "plan", "cold", "actions", "store"),
+    *("api_keys", "api_keys_version", "api_keys_used"),
+}
+"""Those of the fleet: as many fields as there are models, processes of the last hour, the newest thousand actions, ten
+thousand created keys."""
 EXPIRY_S = {
     "job": RETENTION_S, "idem": RETENTION_S, "jobs": 2 * RETENTION_S, "worker": HOUR, "log": 60, "parked": 60,
     "yielding": 10, "prefetching": 10, "alone": 60, "kept": RETENTION_S + 2,
@@ -169,6 +173,7 @@ def test_the_catalogue_says_how_long_each_key_lives() -> None:
     emptied = {
         "leases", "claims", "idle", "cut", "timers", "owed", "heirs", "lane", "retry", "suspects", "tenants", "line",
         "arrivals", "batch", "batches", "due", "enqueued", "file", "files", "sizes", "readers", "expiring",
+        "tenant_owed",
     }  # fmt: skip
     assert {key.name for key in CATALOGUE} <= BOUNDED.keys() | EXPIRY_S.keys() | emptied
     assert {key.name for key in FLEET} <= FLEET_BOUNDED | EXPIRY_S.keys() | {"override"}

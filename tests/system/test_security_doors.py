@@ -63,6 +63,7 @@ UNKNOWN = {
     "item_id": "msg_" + "0" * 33,
     "letter_id": "0-1-1",
     "message_id": "msg_00" + "0" * 30,
+    "key_id": "key_" + "0" * 16,
     "model": "no-such-model",
     "tenant": "no-such-tenant",
     "build": "0" * 16,

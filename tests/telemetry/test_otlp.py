@@ -86,6 +86,7 @@ class Moody(ThreadingHTTPServer):
         self.statuses = list(statuses)
         self.headers: list[Mapping[str, str]] = []
         self.names: list[str] = []
+        self.more: dict[str, str] = {}
         self.about: dict[str, Any] = {}
         self.answers = threading.Event()
         self.answers.set()
@@ -104,8 +105,11 @@ class Answer(QuietHandler):
             self.server.names += [span.name for scope in sent.scope_spans for span in scope.spans]
         self.server.answers.wait()
         self.send_response(status)
-        self.send_header("content-length", "0")
+        for name, value in self.server.more.items():
+            self.send_header(name, value)
+        self.send_header("content-length", "2")
         self.end_headers()
+        self.wfile.write(b"{}")
 
 
 def _span(name: str) -> bytes:
@@ -135,6 +139,19 @@ def test_a_refused_batch_is_told_and_the_next_one_is_sent(
         _send(server, ["a", "b", "c"])
     assert server.names == ["c"]
     assert any("HTTP 400" in message for message in caplog.messages)
+
+
+def test_an_answer_that_cannot_be_read_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
+    with serving_http(Moody()) as server:
+        server.more = {"content-encoding": "gzip"}
+        _send(server, ["a", "b"])
+    assert server.names == ["a", "b"]
+
+
+def test_an_address_that_is_none_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="otlp_endpoint"):
+        SpanSender("api", "http://collector:port")
 
 
 def test_more_spans_than_may_wait_are_dropped_and_told(

@@ -139,6 +139,21 @@ async def test_no_frame_has_more_than_its_readers_can_hold(writing: Writing, mon
     assert (await writing.logged())[7:] == 2 * [[1, 2, 3], [4, 5]]
 
 
+async def test_rows_of_a_run_that_changed_its_readers_stay_in_one_frame(
+    writing: Writing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader looks for what it lacks from the frame of its last delta on: no later delta may be in an earlier one."""
+    monkeypatch.setattr("streaming.jobs.codec.MAX_FRAME_BYTES", 3 * len(encode_delta(delta(1, 1))))
+    for _ in range(8):
+        writing.step()
+    step = writing.writer.step
+    step.rows["elsewhere"] += [encode_delta(delta(1, 9))]
+    step.is_whole = True
+    writing.writer.send()
+    await writing.written()
+    assert sorted(len(each) for each in await writing.logged()) == [1, 1, 7]
+
+
 async def test_a_repair_of_nothing_is_written_too(writing: Writing) -> None:
     """Else the store would go on to miss the frames before the next one."""
     writing.lease._frames[0] += 5

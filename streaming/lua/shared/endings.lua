@@ -17,6 +17,16 @@ local function count_conversation(tenant, size, bytes, keep)
   return bytes .. ':' .. ends
 end
 
+-- Refuse that a conversation grows by these bytes beyond its tenant's quota of request bytes or its share of the store.
+-- Returns: nil | {'quota', ...}
+local function no_room(tenant, keep, bytes, most, share)
+  local kept = most and tenant_usage(tenant, keep).requests
+  if most and kept + bytes > most then return {'quota', 'requests', kept} end
+  if not share then return nil end
+  local used, reserved = shared_bytes(tenant, keep)
+  return used + bytes > share and {'quota', 'share', reserved} or nil
+end
+
 local function conversation_bytes(size)
   return tonumber(integer_text(string.match(size or '', '^(%d+):')) or 0)
 end

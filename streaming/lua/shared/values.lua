@@ -223,6 +223,9 @@ local function count_ended_job(tenant, size, keep, result)
   if result > 0 then buffer_sum('usage', tenant, 'r' .. ends, result) end
 end
 
+-- What a kept job weighs beside its request and its result, as JOB_BYTES of streaming/jobs/waiting.py.
+local JOB_BYTES = 1536
+
 -- A tenant's usage, {jobs, requests (bytes), results (bytes)}, cached: a call that adds to it updates the cache.
 local function tenant_usage(tenant, keep)
   local sums = cache('usage_by_tenant')[tenant]
@@ -240,4 +243,11 @@ local function tenant_usage(tenant, keep)
   end
   round.usage_by_tenant[tenant] = sums
   return sums
+end
+
+-- What a tenant takes of its share of the store, and what of it its unfinished jobs have only reserved; in bytes.
+local function shared_bytes(tenant, keep)
+  local usage = tenant_usage(tenant, keep)
+  usage.reserved = usage.reserved or tonumber(redis.call('HGET', tenant_owed_key(), tenant) or 0)
+  return usage.jobs * JOB_BYTES + usage.requests + usage.results + usage.reserved, usage.reserved
 end

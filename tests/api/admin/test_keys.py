@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from api.routes import ROUTES, Access, endpoint_of
 from api.settings import ENDPOINTS
+from streaming.jobs.settings import QuotaSettings
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
 
@@ -70,15 +71,16 @@ async def test_a_created_key_is_for_what_it_names(api: LocalApi) -> None:
     assert await lane_of(api, made["key"]) == "batch"
     assert await asked(api, made["key"], "/v1/chat/completions") == (403, "permission_denied")
     assert (await api.client.get("/admin/keys", headers=bearer(made["key"]))).status_code == 403
-    change = {"endpoints": [], "models": ["sim"], "admin": True, "highest_lane": "interactive"}
+    change = {"endpoints": [], "models": ["sim"], "highest_lane": "interactive"}
     path = f"/admin/keys/{made['id']}"
     assert (await api.client.post(path, json=change, headers=bearer(ROOT))).json()["models"] == ["sim"]
     assert await lane_of(api, made["key"]) == "interactive"
-    assert (await api.client.get("/admin/keys", headers=bearer(made["key"]))).status_code == 200
     assert (await api.client.get("/v1/models", headers=bearer(made["key"]))).json()["data"][0]["id"] == "sim"
     batch = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     answer = await api.client.post("/v1/batches", json=batch, headers=bearer(made["key"]))
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
+    await api.client.post(path, json={"admin": True, "models": []}, headers=bearer(ROOT))
+    assert (await api.client.get("/admin/keys", headers=bearer(made["key"]))).status_code == 200
 
 
 async def test_a_key_for_another_model_is_refused_also_behind_the_same_options(wire: RedisClient) -> None:
@@ -118,6 +120,30 @@ async def test_a_key_ends_with_its_time(api: LocalApi) -> None:
     assert shown["state"] == "expired"
 
 
+async def test_a_created_key_has_the_quotas_of_its_tenant(wire: RedisClient) -> None:
+    keys = {"root": key_of(ROOT, "ops", admin=True), "web": key_of("sk-web", "web", quotas=QuotaSettings(jobs=1))}
+    async with api_in_process(wire, keys) as api:
+        made = await created(api)
+        assert await asked(api, made["key"]) == (202, "")
+        assert await asked(api, made["key"]) == (429, "quota_exceeded")
+
+
+async def test_an_admin_grants_no_more_than_its_own_key_has(api: LocalApi) -> None:
+    """Not to itself either; a row of the settings has no such end."""
+    by = await created(api, admin=True, highest_lane="batch", expires_in_s=3600)
+    for path in ("/admin/keys", f"/admin/keys/{by['id']}"):
+        for more in ({"expires_in_s": 7200}, {"highest_lane": "interactive", "expires_in_s": 60}):
+            body = more | ({"tenant": "web"} if path == "/admin/keys" else {})
+            answer = await api.client.post(path, json=body, headers=bearer(by["key"]))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "permission_denied")
+    other = await created(api, admin=True)
+    answer = await api.client.post(f"/admin/keys/{other['id']}/rotate", json={}, headers=bearer(by["key"]))
+    assert answer.status_code == 403
+    assert (await created(api, by["key"], highest_lane="batch", expires_in_s=60))["state"] == "valid"
+    narrow = {"tenant": "web", "admin": True, "models": ["sim"]}
+    assert (await api.client.post("/admin/keys", json=narrow, headers=bearer(ROOT))).status_code == 400
+
+
 async def test_a_session_of_the_console_dies_with_its_key(api: LocalApi) -> None:
     made = await created(api, admin=True)
     answer = await api.client.post("/console/session", json={"key": made["key"]})
@@ -143,6 +169,9 @@ async def test_the_first_key_closes_the_door_for_good(wire: RedisClient, redis_u
         assert (await again.client.post("/v1/jobs", json=CHAT)).status_code == 401
         again.services.keyring.known = False
         assert (await again.client.post("/v1/jobs", json=CHAT)).status_code == 503
+        await again.services.store_client.redis.delete(fleet_key("api_keys"))
+        await again.services.read_keys()
+        assert (await again.client.post("/v1/jobs", json=CHAT)).status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,26 @@ async def test_conversations_count_against_their_tenants_share(small: tuple[Redi
     await conversations.create(conversations.new_id(0), "other", {}, items, quota)
 
 
+async def test_jobs_lines_and_conversations_share_one_share(small: tuple[RedisClient, Redis]) -> None:
+    """What the lines of a tenant's batches may write counts for its requests and conversations, too."""
+    wire, client = small
+    queue, headroom = await door(wire, client)
+    quota, conversations = QuotaSettings(store_share=0.5), Conversations(wire, headroom)
+    job = a_job(queue, tenant="t", sampling=Sampling(max_tokens=10_000))
+    lines = [msgspec.structs.replace(job, id=new_job_id(0)) for _ in range(40)]
+    answers = await queue.put_parts(lines, None, quota)
+    refused = [each for each in answers if isinstance(each, QuotaExceeded)]
+    assert 0 < len(refused) < len(lines) and {each.name for each in refused} == {"store_share"}
+    kept = []
+    with pytest.raises(QuotaExceeded):
+        while True:
+            kept.append(await queue.put(msgspec.structs.replace(job, id=new_job_id(0)), quota=quota))
+    assert 0 < len(kept) < len(lines) - len(refused), "a tenant's lines leave it some room for its requests"
+    text = msgspec.Raw(msgspec.json.encode("x" * MIB))
+    with pytest.raises(QuotaExceeded):
+        await conversations.create(conversations.new_id(0), "t", {}, [ConversationItem("msg_1", text)], quota)
+
+
 async def tenant_owed(wire: RedisClient, partition: int) -> int:
     redis: Any = wire.redis
     return int(await redis.hget(partition_key(partition, "tenant_owed"), "greedy") or 0)
