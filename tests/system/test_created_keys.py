@@ -50,13 +50,14 @@ def test_a_revoked_key_ends_its_answers_at_every_process(
             answer = line.getresponse()
             assert answer.status == 200 and answer.readline()
         else:
-            eventually(lambda: b'"running":1' in house.request("GET", "/admin/tenants/web")[2].replace(b" ", b""))
+            eventually(lambda: json.loads(house.request("GET", "/admin/tenants/web")[2])["running"] == 1)
         command(house, capsys, "revoke", made["id"])
         answer = answer if stream else line.getresponse()
         rest = answer.read()
         assert b'"invalid_api_key"' in rest and b"[DONE]" not in rest
         assert answer.status == (200 if stream else 401)
     assert house.request("GET", "/v1/models", headers=headers, port=other)[0] == 401
+    eventually(lambda: json.loads(house.request("GET", "/admin/tenants/web")[2])["running"] == 0)
     assert "Traceback" not in house.log("api")
 
 
