@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from sim_worker import FAST, LONG, Workshop, expected, text_of, until
+from sim_worker import FAST, LONG, Workshop, a_job, expected, failure_of, text_of, until
 
 from penstock.content import Cleaner, ContentSettings, Hit, TenantRules, marker, rules_of
-from penstock.engine import RETURNED, Failure, Logprob, Piece, Sampling
+from penstock.engine import RETURNED, Failure, Logprob, ModelCard, Piece, Sampling, Step
 from penstock.patterns import Patterns
 from streaming.jobs.job import JobState
+from workers.engines.sim.engine import SimEngine
 from workers.output_filter import OutputFilter
 
 CARD = "4111 1111 1111 1111"
@@ -171,6 +174,32 @@ async def test_a_blocked_choice_ends_alone(shop: Workshop) -> None:
     assert 10 <= record.terminal.usage.completion < 100, "the tokens up to there, and no others"
     await shop.completed(other, "hello", 50)
     await until(lambda: not running.engine.stats().running)
+
+
+class Deep(SimEngine):
+    """Gives fields of very many levels for the jobs in `bad`."""
+
+    async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
+        self.bad, self.deep = set[str](), list[Any]()
+        for _ in range(5000):
+            self.deep = [self.deep]
+        return await super().start(lambda pieces: on_step([self._spoiled(each) for each in pieces]), on_phase)
+
+    def _spoiled(self, piece: Piece) -> Piece:
+        bad = piece.id.partition("/")[0] in self.bad
+        return replace(piece, extras={"delta": {"x": self.deep}}) if bad else piece
+
+
+async def test_what_cannot_be_looked_through_fails_its_own_job(shop: Workshop) -> None:
+    """Those beside it go on, and so does the worker."""
+    running = await shop.start(FAST, engine=Deep, content=rules("nothing of the sort"))
+    bad = a_job(shop.queue, "bad", 20)
+    running.engine.bad.add(bad.id)
+    await shop.queue.put(bad)
+    beside = await shop.put("beside", 50)
+    assert failure_of(await shop.ended(bad)).code == "engine_error"
+    for job, text in ((beside, "beside"), (await shop.put("after", 50), "after")):
+        await shop.completed(job, text, 50)
 
 
 @pytest.mark.parametrize("deny", ["nothing of the sort"])
