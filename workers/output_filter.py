@@ -54,6 +54,8 @@ class OutputFilter:
         hits += found
         blocked = self._scanner.blocked or any(hit.action == "block" for hit in hits)
         self._edits += [hit for hit in found if hit.action != "tag"]
+        if blocked:  # what comes behind may be the begin of another match
+            self._edits.append(Hit(self._scanner.decided, self._end, "", "block"))
         passed = [self._next() for _ in range(len(self._held) if blocked else self._passable())]
         self._edits = [hit for hit in self._edits if hit.end > self._end - len(self._data)]
         shown = joined(piece.id, passed)

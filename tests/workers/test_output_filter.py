@@ -124,6 +124,15 @@ def test_further_fields_are_looked_at() -> None:
     assert OutputFilter(STRICT).feed(piece, []).finish == "content_filter"
 
 
+def test_a_block_beside_an_answer_keeps_back_what_was_held() -> None:
+    """What waits may be the begin of a match: it is not shown, and what was found before is redacted."""
+    beside = Piece("r", n=1, extras={"delta": {"refusal": f"No {CARD}"}})
+    for held in ("4111 1111 1111 111", "a@b.c"):
+        *_, last = got = passed(STRICT, [*tokens("to c@d.ef ", "or ", held, "")[:3], beside])
+        assert text_in(got) == f"to {marker('pii')} or " and last.finish == "content_filter"
+        assert sum(piece.n for piece in got) == 4 and last.extras == {"delta": {"refusal": "No "}}
+
+
 # --- workers ---------------------------------------------------------------------------------------------------------
 
 
