@@ -61,7 +61,7 @@ MAX_MATCH_BYTES = 2048
 
 
 MAX_LOOKS = 20_000
-"""Places of one request where a match may begin; each takes 20 to 80 us."""
+"""Places of one request where a match may begin; each takes 20 to 130 us."""
 
 
 class TooMuch(Exception):
@@ -85,6 +85,7 @@ class Scanner:
         if shown:
             self.known = len(shown.encode("utf-8", "surrogatepass"))
             self.feed(shown)
+            self.looks = 0
 
     def feed(self, text: str, *, last: bool = False, looks: int = sys.maxsize) -> list[Hit]:
         """Return what was found since the last call, by place. A block is the last: what follows is not looked at.
@@ -133,14 +134,15 @@ class Cleaner:
     """Cleans the whole texts of one request, or those beside an answer. Raises TooMuch."""
 
     def __init__(self, patterns: Patterns, looks: int = MAX_LOOKS) -> None:
-        self._patterns, self._looks = patterns, looks
+        self._patterns, self.looks = patterns, looks
+        """`looks`: how many places there may still be."""
         self.hits: list[Hit] = []
 
     def text(self, text: str) -> str:
         """A text as it may be shown, up to where it is blocked."""
         scanner = Scanner(self._patterns)
-        found = scanner.feed(text, last=True, looks=self._looks)
-        self._looks -= scanner.looks
+        found = scanner.feed(text, last=True, looks=self.looks)
+        self.looks -= scanner.looks
         self.hits += found
         return edited(text.encode("utf-8", "surrogatepass"), 0, found) if found else text
 

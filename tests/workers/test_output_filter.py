@@ -133,6 +133,22 @@ def test_a_block_beside_an_answer_keeps_back_what_was_held() -> None:
         assert sum(piece.n for piece in got) == 4 and last.extras == {"delta": {"refusal": "No "}}
 
 
+def test_the_places_of_an_answer_are_bounded() -> None:
+    """One that is written to take long ends, wherever it is: a chunk of a hundred kilobytes would keep the worker's
+    loop for seconds. Tables of numbers do not end."""
+    text = "AA00 " * 26_000
+    patterns = Patterns({"pii": ContentSettings(detect=("iban", "email"), action="redact")})
+    chunk = Piece("r", text, n=30_000)
+    beside = Piece("r", "x", n=30_000, extras={"delta": {"note": text}})
+    many = [Piece("r", "AA00 " * 10, n=1) for _ in range(1000)]
+    for pieces, most in (([chunk], 1), ([beside], 1), (many, 200)):
+        *_, last = got = passed(patterns, [*tokens("to a@b.co ", "x")[:1], *pieces])
+        assert last.finish == "content_filter" and len(got) <= 1 + most and last.extras is None
+        assert text.startswith(text_in(got).removeprefix(f"to {marker('pii')} ")), "what is shown was looked at"
+    table = tokens(*(["45", "12 "] * 3000))
+    assert passed(PII, table)[-1].finish == "stop"
+
+
 # --- workers ---------------------------------------------------------------------------------------------------------
 
 
