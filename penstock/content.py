@@ -60,7 +60,7 @@ MAX_MATCH_BYTES = 2048
 """No match is longer: a phrase has at most 100 characters of 4 bytes, with at most 3 for each white space."""
 
 
-MAX_LOOKS = 20_000
+MAX_LOOKS = 1000
 """Places of one request where a match may begin; each takes 20 to 130 us."""
 
 

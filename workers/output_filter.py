@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.content import MAX_MATCH_BYTES, Cleaner, Hit, Scanner, TooMuch, edited
+from penstock.content import MAX_LOOKS, MAX_MATCH_BYTES, Cleaner, Hit, Scanner, TooMuch, edited
 from penstock.engine import RETURNED, Piece
 from penstock.extras import Extras
 from workers.engines.constraint import FILTERED
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_LOOKS, LOOKS_PER_TOKEN = 1000, 2
-"""Places of one piece where a match may begin, which take up to 0.13 s of the worker's loop; and how many more each
-token brings. Tables of numbers have one for two tokens."""
+LOOKS_PER_TOKEN = 2
+"""Places where a match may begin that each token may bring, besides MAX_LOOKS. Tables of numbers have one for two."""
 
 
 class OutputFilter:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from openapi_document import SCHEMAS, conforms
 from api.openai.content import InputRules, input_rules
 from offline.batch.lines import Lines
 from offline.broker import Rejected
-from penstock.content import ContentSettings, marker
+from penstock.content import ContentSettings, Hit, Scanner, marker
 from penstock.engine import ChatTurn
 from streaming.batches.ledger import InputPlan
 from streaming.batches.store import BatchLease, BatchProgress, BatchState
@@ -113,6 +116,37 @@ async def test_other_tenants_have_other_rules(api: LocalApi) -> None:
         job = await job_of(api, chat(f"project falcon {CARD}"), headers)
         assert job.prompt == Chat((ChatTurn("user", f"project falcon {CARD}"),))
         await job_of(api, {"endpoint": "/v1/completions", "model": "sim", "prompt": [1, 2, 3]}, headers)
+
+
+async def test_what_takes_long_holds_up_no_other_work(api: LocalApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that was written to take long, however small, is looked at neither on the event loop nor in the threads
+    that others use, and by one thread at a time."""
+    threads, search, most = set[str](), Scanner.feed, Counter[str]()
+
+    def noted(scanner: Scanner, text: str, **more: Any) -> list[Hit]:
+        name = threading.current_thread().name
+        try:
+            return search(scanner, text, **more)
+        finally:
+            threads.add(name)
+            most[name] = max(most[name], scanner.looks)
+
+    monkeypatch.setattr(Scanner, "feed", noted)
+    asked = [chat("4111 " * 200), chat("words " * 10_000), {"input": "AA00 " * 200}]
+    for _ in range(3):
+        replies = await asyncio.gather(*[
+            api.client.post(f"/v1/{'jobs' if 'model' in each else 'moderations'}", json=each, headers=RED)
+            for each in asked
+        ])  # fmt: skip
+        assert [reply.status_code for reply in replies] == [202, 202, 200]
+    main = threading.current_thread().name
+    assert len(threads) == 2 and main in threads and most.pop(main) <= 51 and max(most.values()) > 100
+    for path, field, body in (
+        ("jobs", "messages", chat("4111 " * 1500)),
+        ("moderations", "input", {"input": "4111 " * 1500}),
+    ):
+        reply = await api.client.post(f"/v1/{path}", json=body, headers=RED)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
 
 
 async def test_moderations_answer_by_the_same_rules(api: LocalApi) -> None:
