@@ -152,7 +152,7 @@ class Cleaner:
             case str():
                 return self.text(value)
             case dict():
-                return {key: self.value(each) for key, each in value.items()}
+                return {self.value(key): self.value(each) for key, each in value.items()}
             case list():
                 return [self.value(each) for each in value]
             case tuple():

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 LOOKS_PER_TOKEN = 2
 """Places where a match may begin that each token may bring, besides MAX_LOOKS. Tables of numbers have one for two."""
+CONTINUED = frozenset({"reasoning_content", "reasoning", "refusal"})
+"""Texts of a server's chunks that are continued by the next one's."""
 
 
 class OutputFilter:
@@ -78,7 +80,13 @@ class OutputFilter:
     def _clean(self, extras: Extras, hits: list[Hit]) -> Extras:
         """Extras as they may be shown. Raises TooMuch."""
         cleaner = Cleaner(self._patterns, self._looks)
-        clean: Extras = cleaner.value(extras)
+        clean = {
+            place: {
+                name if place == "calls" or name in CONTINUED else cleaner.text(name): cleaner.value(value)
+                for name, value in fields.items()
+            }
+            for place, fields in extras.items()
+        }
         self._looks = cleaner.looks
         hits += cleaner.hits
         return clean

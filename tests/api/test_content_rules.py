@@ -57,6 +57,8 @@ def chat(*texts: str, **more: Any) -> dict[str, Any]:
 
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "Of Project Falcon.", "parameters": {}}}
+SCHEMA = {"type": "object", "properties": {"Project Falcon": {"type": "string"}}}
+KEYED = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"of": "project falcon"}'}}
 
 
@@ -65,6 +67,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{
     [
         ("/v1/chat/completions", chat("hi", "About Project  Falcon."), "messages"),
         ("/v1/chat/completions", chat("hi", stream=True, tools=[TOOL]), "messages"),
+        ("/v1/chat/completions", chat("hi", tools=[KEYED]), "messages"),
         ("/v1/chat/completions", {"model": "sim", "messages": [
             {"role": "user", "content": [{"type": "text", "text": "project falcon"}]}]}, "messages"),
         ("/v1/chat/completions", {"model": "sim", "messages": [
@@ -102,6 +105,12 @@ async def test_a_request_is_redacted_before_it_is_queued(api: LocalApi) -> None:
     job = await job_of(api, asked, RED)
     assert isinstance(job.prompt, Chat) and job.metadata == {"a": "b"}
     assert [turn.content for turn in job.prompt.turns] == [f"hello, my card is {marker('cards')}.", "Again"]
+    properties = {"x": {"type": "string"}, CARD: {"type": "string"}}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    job = await job_of(api, chat("hi", tools=[{"type": "function", "function": tool}]), RED)
+    assert job.tools is not None
+    properties[marker("cards")] = properties.pop(CARD)
+    assert job.tools.offered[0].parameters == {"type": "object", "properties": properties}
     job = await job_of(api, {"endpoint": "/v1/completions", "model": "sim", "prompt": [CARD, "x"]}, RED)
     assert job.prompt == Text((marker("cards"), "x"))
     job = await job_of(api, {"endpoint": "/v1/embeddings", "model": "sim", "input": ["x", CARD]}, RED)
@@ -141,11 +150,11 @@ async def test_what_takes_long_holds_up_no_other_work(api: LocalApi, monkeypatch
         assert [reply.status_code for reply in replies] == [202, 202, 200]
     main = threading.current_thread().name
     assert len(threads) == 2 and main in threads and most.pop(main) <= 51 and max(most.values()) > 100
-    for path, field, body in (
+    for path, field, sent in (
         ("jobs", "messages", chat("4111 " * 1500)),
         ("moderations", "input", {"input": "4111 " * 1500}),
     ):
-        reply = await api.client.post(f"/v1/{path}", json=body, headers=RED)
+        reply = await api.client.post(f"/v1/{path}", json=sent, headers=RED)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
 
 

@@ -124,6 +124,14 @@ def test_further_fields_are_looked_at() -> None:
     assert OutputFilter(STRICT).feed(piece, []).finish == "content_filter"
 
 
+def test_keys_are_looked_at() -> None:
+    """Those that the model's server has chosen; the others say what is where."""
+    patterns = Patterns({"no": ContentSettings(deny=("a@b.co", "delta", "calls", "refusal", "0"), action="redact")})
+    extras = {"delta": {"refusal": "x", "notes": {"a@b.co": 1, "c": 2}}, "calls": {"0": {"x": 1}}}
+    clean = {"delta": {"refusal": "x", "notes": {marker("no"): 1, "c": 2}}, "calls": {"0": {"x": 1}}}
+    assert OutputFilter(patterns).feed(Piece("r", extras=extras), []).extras == clean
+
+
 def test_a_block_beside_an_answer_keeps_back_what_was_held() -> None:
     """What waits may be the begin of a match: it is not shown, and what was found before is redacted."""
     beside = Piece("r", n=1, extras={"delta": {"refusal": f"No {CARD}"}})
