@@ -32,7 +32,8 @@ class OutputFilter:
     """Holds back the tokens whose text may belong to a match.
 
     The tokens that have passed are always a prefix of those generated, and end in no match, so another attempt can
-    continue after them. A token whose text is changed loses its id and its log-probabilities. A blocked text ends.
+    continue after them. A token loses its id and its log-probabilities if its text or its extras are changed, or if it
+    has no text (as a part of a character) and stands in a changed range or at its edge. A blocked text ends.
     """
 
     def __init__(self, patterns: Patterns, shown: str = "") -> None:
@@ -66,14 +67,16 @@ class OutputFilter:
         except TooMuch:
             log.warning("an answer has too many places that look like a match: it ends", extra={"job": piece.id})
             blocked = True
-        self._held.append((replace(piece, extras=extras) if piece.extras else piece, self._end))
+        if extras != piece.extras:
+            piece = replace(piece, extras=extras, ids=(), logprobs=())
+        self._held.append((piece, self._end))
         hits += found
         blocked = blocked or any(hit.action == "block" for hit in hits)
         self._edits += [hit for hit in found if hit.action != "tag"]
         if blocked:  # what comes behind may be the begin of another match
             self._edits.append(Hit(self._scanner.decided, self._end, "", "block"))
         passed = [self._next() for _ in range(len(self._held) if blocked else self._passable())]
-        self._edits = [hit for hit in self._edits if hit.end > self._end - len(self._data)]
+        self._edits = [hit for hit in self._edits if hit.end >= self._end - len(self._data)]
         shown = joined(piece.id, passed)
         return replace(shown, finish=FILTERED, failure=None) if blocked else shown
 
@@ -92,10 +95,12 @@ class OutputFilter:
         return clean
 
     def _passable(self) -> int:
-        """How many pieces may pass: all of their text is decided, and the last one does not end in a match."""
-        count = 0
-        for number, (_, end) in enumerate(self._held, 1):
-            if end > self._scanner.decided:
+        """How many pieces may pass: all of their text is decided, and the last one does not end in a match. A token of
+        no text waits for the one that completes its character."""
+        count, decided = 0, self._scanner.decided
+        is_over = self._held[-1][0].last
+        for number, (piece, end) in enumerate(self._held, 1):
+            if end > decided or (end == decided and piece.ids and not piece.text and not is_over):
                 break
             if not any(hit.start < end < hit.end for hit in self._edits):
                 count = number
@@ -106,5 +111,7 @@ class OutputFilter:
         piece, end = self._held.popleft()
         begin = self._end - len(self._data)
         data, self._data = self._data[: end - begin], self._data[end - begin :]
-        text = edited(data, begin, self._edits)
-        return piece if text == piece.text else replace(piece, text=text, ids=(), logprobs=())
+        low, high = (begin, end) if data else (begin - 1, end + 1)
+        if not any(hit.start < high and hit.end > low for hit in self._edits):
+            return piece
+        return replace(piece, text=edited(data, begin, self._edits), ids=(), logprobs=())

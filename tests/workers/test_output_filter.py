@@ -124,6 +124,28 @@ def test_further_fields_are_looked_at() -> None:
     assert OutputFilter(STRICT).feed(piece, []).finish == "content_filter"
 
 
+def test_tokens_without_text_at_a_match_tell_nothing() -> None:
+    """They are parts of its characters. Others keep id and row, and so do tokens far from a match."""
+    card = (
+        ("hi ", "", "4111 1111", "", " 1111 1111", "", " x", "", " y"),
+        ("", "so ", "", "4111", "", "12", "", "x"),
+    )
+    for patterns, cuts, kept in (
+        (PII, card, [0, 6, 7, 8]), (STRICT, card, [0]), (PII, none, [*range(8)]), (STRICT, none, [*range(8)]),
+    ):  # fmt: skip
+        got = passed(patterns, tokens(*cuts))
+        assert [number for piece in got for number in piece.ids] == kept
+        assert [row.token for piece in got for row in piece.logprobs] == [cuts[number] for number in kept]
+
+
+def test_what_is_redacted_beside_a_token_is_not_in_its_row() -> None:
+    """Nor in its id: tokens of reasoning that a server tells apart have log-probabilities too."""
+    for text, kept in (("a@b.co", 0), ("plain", 1)):
+        piece = replace(tokens("hi ")[0], extras={"delta": {"refusal": text}})
+        got = OutputFilter(PII).feed(piece, [])
+        assert (len(got.ids), len(got.logprobs)) == (kept, kept)
+
+
 def test_keys_are_looked_at() -> None:
     """Those that the model's server has chosen; the others say what is where."""
     patterns = Patterns({"no": ContentSettings(deny=("a@b.co", "delta", "calls", "refusal", "0"), action="redact")})
