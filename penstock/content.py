@@ -87,6 +87,11 @@ class Scanner:
             self.feed(shown)
             self.looks = 0
 
+    @property
+    def waiting(self) -> bytes:
+        """What may be the begin of a match."""
+        return self._text[self.decided - self._offset :]
+
     def feed(self, text: str, *, last: bool = False, looks: int = sys.maxsize) -> list[Hit]:
         """Return what was found since the last call, by place. A block is the last: what follows is not looked at.
 
@@ -140,11 +145,17 @@ class Cleaner:
 
     def text(self, text: str) -> str:
         """A text as it may be shown, up to where it is blocked."""
-        scanner = Scanner(self._patterns)
-        found = scanner.feed(text, last=True, looks=self.looks)
-        self.looks -= scanner.looks
+        return self.part(Scanner(self._patterns), text, last=True)
+
+    def part(self, scanner: Scanner, text: str, *, last: bool = False) -> str:
+        """What may be shown now of a text that comes in parts."""
+        begin, before = max(scanner.known, scanner.decided), scanner.looks
+        data = scanner.waiting + text.encode("utf-8", "surrogatepass")
+        data = data[begin - scanner.decided :]
+        found = scanner.feed(text, last=last, looks=before + self.looks)
+        self.looks -= scanner.looks - before
         self.hits += found
-        return edited(text.encode("utf-8", "surrogatepass"), 0, found) if found else text
+        return edited(data[: max(0, scanner.decided - begin)], begin, found)
 
     def value(self, value: Any) -> Any:
         """A job, a part of one, or JSON, with each of its texts as it may be shown."""

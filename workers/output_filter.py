@@ -43,6 +43,8 @@ class OutputFilter:
         """Matches that change the text, and bytes of the text."""
         self._held, self._data = deque[tuple[Piece, int]](), b""
         """Pieces that have not passed, each with the end of its text; and that text."""
+        self._fields, self._tails = dict[str, Scanner](), dict[str, str]()
+        """Of CONTINUED, those that may go on; and how others ended, which may be the begin of a match."""
         self._looks = MAX_LOOKS
         """How many places there may still be."""
         self.rules: set[str] = set()
@@ -59,8 +61,8 @@ class OutputFilter:
         self._looks = min(MAX_LOOKS, self._looks + LOOKS_PER_TOKEN * piece.n)
         extras, found, blocked = None, list[Hit](), False
         try:
-            if piece.extras:
-                extras = self._clean(piece.extras, hits)
+            if piece.extras or self._fields:
+                extras = self._clean(piece, hits)
             looks = self._scanner.looks
             found = self._scanner.feed(piece.text, last=piece.last, looks=looks + self._looks)
             self._looks -= self._scanner.looks - looks
@@ -80,19 +82,32 @@ class OutputFilter:
         shown = joined(piece.id, passed)
         return replace(shown, finish=FILTERED, failure=None) if blocked else shown
 
-    def _clean(self, extras: Extras, hits: list[Hit]) -> Extras:
-        """Extras as they may be shown. Raises TooMuch."""
+    def _clean(self, piece: Piece, hits: list[Hit]) -> Extras | None:
+        """What may be shown now of a piece's extras, and of those held back. Raises TooMuch."""
         cleaner = Cleaner(self._patterns, self._looks)
+        extras: Extras = {"delta": {}} | (piece.extras or {})
+        said = {name: each for name, each in extras["delta"].items() if name in CONTINUED and isinstance(each, str)}
         clean = {
             place: {
-                name if place == "calls" or name in CONTINUED else cleaner.text(name): cleaner.value(value)
+                name if place == "calls" else cleaner.text(name): cleaner.value(value)
                 for name, value in fields.items()
+                if place != "delta" or name not in said
             }
             for place, fields in extras.items()
         }
+        for name in {**self._fields, **said}:
+            scanner = self._fields.pop(name, None) or Scanner(self._patterns, self._tails.pop(name, ""))
+            shown = cleaner.part(scanner, said.get(name, ""))
+            if piece.last or (piece.text and name not in said):  # it has ended, or text has begun behind it
+                self._tails[name] = scanner.waiting.decode("utf-8", "surrogatepass")
+                shown += cleaner.part(scanner, "", last=True)
+            else:
+                self._fields[name] = scanner
+            if shown:
+                clean["delta"][name] = shown
         self._looks = cleaner.looks
         hits += cleaner.hits
-        return clean
+        return {place: fields for place, fields in clean.items() if fields} or None
 
     def _passable(self) -> int:
         """How many pieces may pass: all of their text is decided, and the last one does not end in a match. A token of

@@ -17,6 +17,7 @@ from penstock.engine import RETURNED, Failure, Logprob, ModelCard, Piece, Sampli
 from penstock.patterns import Patterns
 from streaming.jobs.job import JobState
 from workers.engines.sim.engine import SimEngine
+from workers.engines.text import joined
 from workers.output_filter import OutputFilter
 
 CARD = "4111 1111 1111 1111"
@@ -118,7 +119,8 @@ def test_a_match_that_began_before_is_not_completed() -> None:
 def test_further_fields_are_looked_at() -> None:
     """Each text in what the model's server says beside the answer."""
     hits = list[Hit]()
-    piece = Piece("r", "hi ", n=1, extras={"delta": {"refusal": f"No {CARD}", "notes": [{"to": "a@b.co"}, 3]}})
+    extras = {"delta": {"refusal": f"No {CARD}", "notes": [{"to": "a@b.co"}, 3]}}
+    piece = Piece("r", "hi ", n=1, finish="stop", extras=extras)
     clean = {"delta": {"refusal": f"No {marker('pii')}", "notes": [{"to": marker("pii")}, 3]}}
     assert OutputFilter(PII).feed(piece, hits).extras == clean and len(hits) == 2
     assert OutputFilter(STRICT).feed(piece, []).finish == "content_filter"
@@ -126,10 +128,8 @@ def test_further_fields_are_looked_at() -> None:
 
 def test_tokens_without_text_at_a_match_tell_nothing() -> None:
     """They are parts of its characters. Others keep id and row, and so do tokens far from a match."""
-    card = (
-        ("hi ", "", "4111 1111", "", " 1111 1111", "", " x", "", " y"),
-        ("", "so ", "", "4111", "", "12", "", "x"),
-    )
+    card = ("hi ", "", "4111 1111", "", " 1111 1111", "", " x", "", " y")
+    none = ("", "so ", "", "4111", "", "12", "", "x")
     for patterns, cuts, kept in (
         (PII, card, [0, 6, 7, 8]), (STRICT, card, [0]), (PII, none, [*range(8)]), (STRICT, none, [*range(8)]),
     ):  # fmt: skip
@@ -141,7 +141,7 @@ def test_tokens_without_text_at_a_match_tell_nothing() -> None:
 def test_what_is_redacted_beside_a_token_is_not_in_its_row() -> None:
     """Nor in its id: tokens of reasoning that a server tells apart have log-probabilities too."""
     for text, kept in (("a@b.co", 0), ("plain", 1)):
-        piece = replace(tokens("hi ")[0], extras={"delta": {"refusal": text}})
+        piece = replace(tokens("hi ")[0], extras={"delta": {"note": text}})
         got = OutputFilter(PII).feed(piece, [])
         assert (len(got.ids), len(got.logprobs)) == (kept, kept)
 
@@ -151,16 +151,45 @@ def test_keys_are_looked_at() -> None:
     patterns = Patterns({"no": ContentSettings(deny=("a@b.co", "delta", "calls", "refusal", "0"), action="redact")})
     extras = {"delta": {"refusal": "x", "notes": {"a@b.co": 1, "c": 2}}, "calls": {"0": {"x": 1}}}
     clean = {"delta": {"refusal": "x", "notes": {marker("no"): 1, "c": 2}}, "calls": {"0": {"x": 1}}}
-    assert OutputFilter(patterns).feed(Piece("r", extras=extras), []).extras == clean
+    assert OutputFilter(patterns).feed(Piece("r", extras=extras, finish="stop"), []).extras == clean
+
+
+@given(TEXTS, st.integers(1, 6), st.booleans())
+@example(f"It is {CARD}", 3, False)
+def test_a_field_that_goes_on_is_the_filter_of_the_whole(text: str, size: int, answered: bool) -> None:
+    """However a server cuts its reasoning or its refusal; and what waits comes before the text of the answer."""
+    parts = [text[at : at + size] for at in range(0, len(text), size)]
+    said = [Piece("r", n=1, extras={"delta": {"reasoning": each, "refusal": each}}) for each in parts]
+    rest = [Piece("r", "And ", (1,), 1), Piece("r", finish="stop")][not answered :]
+    for patterns in (PII, STRICT):
+        got, (whole, hits) = passed(patterns, [*said, *rest]), cleaned(patterns, text)
+        blocked = any(hit.action == "block" for hit in hits)
+        assert got[-1].finish == ("content_filter" if blocked else "stop")
+        found = joined("r", got)
+        for name in ("reasoning", "refusal"):
+            shown = (found.extras or {}).get("delta", {}).get(name, "")
+            assert shown == whole or (blocked and whole.startswith(shown))
+        assert found.text == ("And " if answered and not blocked else "")
+        if answered and not blocked:
+            before = joined("r", got[:-1])
+            assert (before.extras or {}).get("delta", {}).get("reasoning", "") == whole
+
+
+def test_a_field_that_goes_on_behind_text_completes_no_match() -> None:
+    """What has come out of it stays; the rest of a match is not shown."""
+    first, second = ({"delta": {"reasoning": each}} for each in ("It is 4111 1111", " 1111 1111 then"))
+    pieces = [Piece("r", n=1, extras=first), *tokens("So ", "x")[:1], Piece("r", n=1, extras=second)]
+    found = joined("r", passed(PII, [*pieces, Piece("r", finish="stop")]))
+    assert found.extras == {"delta": {"reasoning": f"It is 4111 1111{marker('pii')} then"}}
 
 
 def test_a_block_beside_an_answer_keeps_back_what_was_held() -> None:
     """What waits may be the begin of a match: it is not shown, and what was found before is redacted."""
-    beside = Piece("r", n=1, extras={"delta": {"refusal": f"No {CARD}"}})
+    beside = Piece("r", n=1, extras={"delta": {"note": f"No {CARD}"}})
     for held in ("4111 1111 1111 111", "a@b.c"):
         *_, last = got = passed(STRICT, [*tokens("to c@d.ef ", "or ", held, "")[:3], beside])
         assert text_in(got) == f"to {marker('pii')} or " and last.finish == "content_filter"
-        assert sum(piece.n for piece in got) == 4 and last.extras == {"delta": {"refusal": "No "}}
+        assert sum(piece.n for piece in got) == 4 and last.extras == {"delta": {"note": "No "}}
 
 
 def test_the_places_of_an_answer_are_bounded() -> None:
