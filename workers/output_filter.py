@@ -67,9 +67,10 @@ class OutputFilter:
             found = self._scanner.feed(piece.text, last=piece.last, looks=looks + self._looks)
             self._looks -= self._scanner.looks - looks
         except TooMuch:
-            log.warning("an answer has too many places that look like a match: it ends", extra={"job": piece.id})
+            what = "an answer has too many places that look like a match: it ends"
+            log.warning(what, extra={"job": piece.id.partition("/")[0]})
             blocked = True
-        if extras != piece.extras:
+        if extras != (piece.extras or None):
             piece = replace(piece, extras=extras, ids=(), logprobs=())
         self._held.append((piece, self._end))
         hits += found
