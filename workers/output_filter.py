@@ -63,9 +63,11 @@ class OutputFilter:
         try:
             if piece.extras or self._fields:
                 extras = self._clean(piece, hits)
-            looks = self._scanner.looks
-            found = self._scanner.feed(piece.text, last=piece.last, looks=looks + self._looks)
-            self._looks -= self._scanner.looks - looks
+                blocked = any(hit.action == "block" for hit in hits)
+            if not blocked:
+                looks = self._scanner.looks
+                found = self._scanner.feed(piece.text, last=piece.last, looks=looks + self._looks)
+                self._looks -= self._scanner.looks - looks
         except TooMuch:
             what = "an answer has too many places that look like a match: it ends"
             log.warning(what, extra={"job": piece.id.partition("/")[0]})
@@ -74,7 +76,7 @@ class OutputFilter:
             piece = replace(piece, extras=extras, ids=(), logprobs=())
         self._held.append((piece, self._end))
         hits += found
-        blocked = blocked or any(hit.action == "block" for hit in hits)
+        blocked = blocked or self._scanner.blocked
         self._edits += [hit for hit in found if hit.action != "tag"]
         if blocked:  # what comes behind may be the begin of another match
             self._edits.append(Hit(self._scanner.decided, self._end, "", "block"))
