@@ -60,8 +60,8 @@ MAX_MATCH_BYTES = 2048
 """No match is longer: a phrase has at most 100 characters of 4 bytes, with at most 3 for each white space."""
 
 
-MAX_LOOKS = 20_000
-"""Places of one request where a match may begin; each takes 20 to 80 us."""
+MAX_LOOKS = 1000
+"""Places of one request where a match may begin; each takes 20 to 130 us."""
 
 
 class TooMuch(Exception):
@@ -85,6 +85,12 @@ class Scanner:
         if shown:
             self.known = len(shown.encode("utf-8", "surrogatepass"))
             self.feed(shown)
+            self.looks = 0
+
+    @property
+    def waiting(self) -> bytes:
+        """What may be the begin of a match."""
+        return self._text[self.decided - self._offset :]
 
     def feed(self, text: str, *, last: bool = False, looks: int = sys.maxsize) -> list[Hit]:
         """Return what was found since the last call, by place. A block is the last: what follows is not looked at.
@@ -133,16 +139,23 @@ class Cleaner:
     """Cleans the whole texts of one request, or those beside an answer. Raises TooMuch."""
 
     def __init__(self, patterns: Patterns, looks: int = MAX_LOOKS) -> None:
-        self._patterns, self._looks = patterns, looks
+        self._patterns, self.looks = patterns, looks
+        """`looks`: how many places there may still be."""
         self.hits: list[Hit] = []
 
     def text(self, text: str) -> str:
         """A text as it may be shown, up to where it is blocked."""
-        scanner = Scanner(self._patterns)
-        found = scanner.feed(text, last=True, looks=self._looks)
-        self._looks -= scanner.looks
+        return self.part(Scanner(self._patterns), text, last=True)
+
+    def part(self, scanner: Scanner, text: str, *, last: bool = False) -> str:
+        """What may be shown now of a text that comes in parts."""
+        begin, before = max(scanner.known, scanner.decided), scanner.looks
+        data = scanner.waiting + text.encode("utf-8", "surrogatepass")
+        data = data[begin - scanner.decided :]
+        found = scanner.feed(text, last=last, looks=before + self.looks)
+        self.looks -= scanner.looks - before
         self.hits += found
-        return edited(text.encode("utf-8", "surrogatepass"), 0, found) if found else text
+        return edited(data[: max(0, scanner.decided - begin)], begin, found)
 
     def value(self, value: Any) -> Any:
         """A job, a part of one, or JSON, with each of its texts as it may be shown."""
@@ -150,7 +163,7 @@ class Cleaner:
             case str():
                 return self.text(value)
             case dict():
-                return {key: self.value(each) for key, each in value.items()}
+                return {self.value(key): self.value(each) for key, each in value.items()}
             case list():
                 return [self.value(each) for each in value]
             case tuple():

@@ -15,6 +15,13 @@ Extras: TypeAlias = dict[str, Any]
 STATES = ("chunk", "choice")
 NAMES = frozenset({"id", "index", "type", "format", "name", "role", "model", "object"})
 """Texts that are repeated and not continued."""
+MAX_LEVELS = 32
+
+
+def is_deep(value: Any, levels: int = MAX_LEVELS) -> bool:
+    """Whether a value has more levels than extras may have."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(levels == 0 or is_deep(each, levels - 1) for each in inner)
 
 
 def merged(parts: Iterable[Extras]) -> Extras:

@@ -229,7 +229,7 @@ class Worker:
         now = time.monotonic()
         choices, writers = self._choices, self._writers
         freed = False
-        for piece in pieces if self._content is None else self._filtered(pieces):
+        for piece in pieces:
             choice = choices.get(piece.id)
             if choice is None:  # handed back or preempted: its next worker continues it
                 if piece.last:
@@ -243,6 +243,8 @@ class Worker:
                 freed = True
                 continue
             try:
+                piece = self._filtered(attempt, index, piece) if attempt.filters else piece  # noqa: PLW2901
+                finish = piece.finish
                 delta = attempt.take(index, piece, now)
             except Exception as error:  # noqa: BLE001 - boundary: whatever the engine gave fails its own job, no other
                 delta, piece = None, self._fail_unusable(attempt, index, piece, error)  # noqa: PLW2901
@@ -266,22 +268,17 @@ class Worker:
         self._starter.note_step(len(pieces), now)
         self._send_all()
 
-    def _filtered(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """The pieces of a step, as content rules let them pass. The engine stops a text that a rule has ended once this
-        step is done."""
-        passed = []
-        for piece in pieces:
-            attempt, index = self._choices.get(piece.id, (None, 0))
-            if attempt is None or not attempt.filters:
-                passed.append(piece)
-                continue
-            hits = list[Hit]()
-            shown = attempt.filters[index].feed(piece, hits)
-            passed.append(shown)
-            note(hits, self._recorder.metrics.content_matches, attempt.job.id, attempt.filters[index].rules)
-            if shown.last and not piece.last:
-                asyncio.get_running_loop().call_soon(self._starter.cancel, piece.id)
-        return passed
+    def _filtered(self, attempt: Attempt, index: int, piece: Piece) -> Piece:
+        """A piece as content rules let it pass. The engine stops a text that a rule has ended once this step is
+        done."""
+        if attempt.stopped:  # nothing more is shown
+            return piece
+        hits = list[Hit]()
+        shown = attempt.filters[index].feed(piece, hits)
+        note(hits, self._recorder.metrics.content_matches, attempt.job.id, attempt.filters[index].rules)
+        if shown.last and not piece.last:
+            asyncio.get_running_loop().call_soon(self._starter.cancel, piece.id)
+        return shown
 
     def _fail_unusable(self, attempt: Attempt, index: int, piece: Piece, error: Exception) -> Piece:
         emptied = attempt.fail_unusable(index, piece, error)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from openapi_document import SCHEMAS, conforms
 from api.openai.content import InputRules, input_rules
 from offline.batch.lines import Lines
 from offline.broker import Rejected
-from penstock.content import ContentSettings, marker
+from penstock.content import ContentSettings, Hit, Scanner, marker
 from penstock.engine import ChatTurn
 from streaming.batches.ledger import InputPlan
 from streaming.batches.store import BatchLease, BatchProgress, BatchState
@@ -54,6 +57,8 @@ def chat(*texts: str, **more: Any) -> dict[str, Any]:
 
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "Of Project Falcon.", "parameters": {}}}
+SCHEMA = {"type": "object", "properties": {"Project Falcon": {"type": "string"}}}
+KEYED = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"of": "project falcon"}'}}
 
 
@@ -62,6 +67,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{
     [
         ("/v1/chat/completions", chat("hi", "About Project  Falcon."), "messages"),
         ("/v1/chat/completions", chat("hi", stream=True, tools=[TOOL]), "messages"),
+        ("/v1/chat/completions", chat("hi", tools=[KEYED]), "messages"),
         ("/v1/chat/completions", {"model": "sim", "messages": [
             {"role": "user", "content": [{"type": "text", "text": "project falcon"}]}]}, "messages"),
         ("/v1/chat/completions", {"model": "sim", "messages": [
@@ -99,6 +105,12 @@ async def test_a_request_is_redacted_before_it_is_queued(api: LocalApi) -> None:
     job = await job_of(api, asked, RED)
     assert isinstance(job.prompt, Chat) and job.metadata == {"a": "b"}
     assert [turn.content for turn in job.prompt.turns] == [f"hello, my card is {marker('cards')}.", "Again"]
+    properties = {"x": {"type": "string"}, CARD: {"type": "string"}}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    job = await job_of(api, chat("hi", tools=[{"type": "function", "function": tool}]), RED)
+    assert job.tools is not None
+    properties[marker("cards")] = properties.pop(CARD)
+    assert job.tools.offered[0].parameters == {"type": "object", "properties": properties}
     job = await job_of(api, {"endpoint": "/v1/completions", "model": "sim", "prompt": [CARD, "x"]}, RED)
     assert job.prompt == Text((marker("cards"), "x"))
     job = await job_of(api, {"endpoint": "/v1/embeddings", "model": "sim", "input": ["x", CARD]}, RED)
@@ -113,6 +125,37 @@ async def test_other_tenants_have_other_rules(api: LocalApi) -> None:
         job = await job_of(api, chat(f"project falcon {CARD}"), headers)
         assert job.prompt == Chat((ChatTurn("user", f"project falcon {CARD}"),))
         await job_of(api, {"endpoint": "/v1/completions", "model": "sim", "prompt": [1, 2, 3]}, headers)
+
+
+async def test_what_takes_long_holds_up_no_other_work(api: LocalApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that was written to take long, however small, is looked at neither on the event loop nor in the threads
+    that others use, and by one thread at a time."""
+    threads, search, most = set[str](), Scanner.feed, Counter[str]()
+
+    def noted(scanner: Scanner, text: str, **more: Any) -> list[Hit]:
+        name = threading.current_thread().name
+        try:
+            return search(scanner, text, **more)
+        finally:
+            threads.add(name)
+            most[name] = max(most[name], scanner.looks)
+
+    monkeypatch.setattr(Scanner, "feed", noted)
+    asked = [chat("4111 " * 200), chat("words " * 10_000), {"input": "AA00 " * 200}]
+    for _ in range(3):
+        replies = await asyncio.gather(*[
+            api.client.post(f"/v1/{'jobs' if 'model' in each else 'moderations'}", json=each, headers=RED)
+            for each in asked
+        ])  # fmt: skip
+        assert [reply.status_code for reply in replies] == [202, 202, 200]
+    main = threading.current_thread().name
+    assert len(threads) == 2 and main in threads and most.pop(main) <= 51 and max(most.values()) > 100
+    for path, field, sent in (
+        ("jobs", "messages", chat("4111 " * 1500)),
+        ("moderations", "input", {"input": "4111 " * 1500}),
+    ):
+        reply = await api.client.post(f"/v1/{path}", json=sent, headers=RED)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, field)
 
 
 async def test_moderations_answer_by_the_same_rules(api: LocalApi) -> None:

@@ -143,6 +143,12 @@ async def test_content_rules_hold_in_every_form(place: Place, action: Any, shown
     reply = (await place.api.post("/v1/responses", {"model": "sim", "input": "hi"})).json()
     assert reply["output"][0]["content"][0]["text"] == shown
     assert reply["status"] == ("incomplete" if action == "block" else "completed")
+    for field in ("reasoning_content", "refusal"):  # not told apart, as the model's settings say
+        place.upstream.says(*[{"delta": {field: each}} for each in FALCON], {"delta": {}, "finish_reason": "stop"})
+        for message, ended in await everything(place):
+            assert (message[field], ended) == (shown, finish)
+    reply = (await place.api.post("/v1/responses", {"model": "sim", "input": "hi"})).json()
+    assert reply["output"][0]["content"][0]["refusal"] == shown
     arguments = ['{"of": "a pro', "ject falcon", ', or none"}']
     place.upstream.says(
         {"delta": {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "get_time", "arguments": ""}}]}},

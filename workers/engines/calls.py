@@ -11,7 +11,7 @@ import pydantic_core
 from msgspec.structs import replace
 
 from penstock.engine import Failure
-from penstock.extras import Extras, joined_fields
+from penstock.extras import Extras, is_deep, joined_fields
 from penstock.tools import TEXT, Call, Tools, opened, read_answer, without_marks
 from workers.engines.constraint import FILTERED, begins_json
 from workers.engines.text import begun_length
@@ -161,6 +161,8 @@ class DeltaWriter:
         of_function = {name: value for name, value in function.items() if name not in READ and value is not None}
         if of_function:
             found["function"] = of_function
+        if is_deep(found):
+            found = {}
         own = call.get("id")
         if begun and isinstance(own, str) and CALL_ID.fullmatch(own) and own not in self._ids:
             self._ids.add(own)

@@ -69,6 +69,18 @@ def test_what_cannot_be_told_apart_is_no_answer(chunks: list[Any]) -> None:
         [writer.write(chunk) for chunk in chunks]
 
 
+def test_the_extras_of_a_call_have_few_levels() -> None:
+    """Those who look through them may go into each; one with many more than anybody means is left out."""
+    writer, deep = DeltaWriter(), list[Any]()
+    for _ in range(600):
+        deep = [deep]
+    for number, value in enumerate(([[1]], deep)):
+        begun = {"function": {"name": "f", "x": value}, "index": number, "id": f"c{number}", "y": value}
+        writer.write([begun])
+        extras = {"id": f"c{number}"} | ({"function": {"x": value}, "y": value} if value is not deep else {})
+        assert writer.extras == {str(number): extras}
+
+
 def split(text: str, size: int) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 

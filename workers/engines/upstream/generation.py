@@ -359,7 +359,7 @@ class StreamReader(Reply):
                 return None
             extras = reply.extras_of(data) if self.generation.has_extras else NO_EXTRAS
             return self._piece(chunk, now, extras)
-        except (msgspec.DecodeError, ValueError, TypeError, KeyError, OverflowError) as error:
+        except (msgspec.DecodeError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             if reply.is_blank(data):
                 return None
             self.generation.miscounted = finished is not None

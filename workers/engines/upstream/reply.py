@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from penstock.engine import Failure, Logprob, token_text
-from penstock.extras import Extras
+from penstock.extras import Extras, is_deep
 from workers.engines.upstream import http
 from workers.engines.upstream.http import ServerError, decoded, error_of, plain
 
@@ -188,7 +188,6 @@ READ = {
 }  # fmt: skip
 """Fields that are no extras: they are read, or Penstock gives its own. `timings` would tell what is in the server's
 cache."""
-MAX_EXTRA_LEVELS = 32
 
 
 def extras_of(data: bytes) -> Extras:
@@ -196,7 +195,7 @@ def extras_of(data: bytes) -> Extras:
     found = {}
     for place, fields in _parts(decoded(data)).items():
         rest = {name: value for name, value in fields.items() if name not in READ[place] and not is_empty(value)}
-        if rest and not _is_deep(rest):
+        if rest and not is_deep(rest):
             found[place] = rest
     return found
 
@@ -226,11 +225,6 @@ def mended(data: bytes, dropped: Collection[str] = ()) -> bytes:
 def is_empty(value: Any) -> bool:
     """Whether a field says nothing."""
     return value is None or value in ("", [], {})
-
-
-def _is_deep(value: Any, levels: int = MAX_EXTRA_LEVELS) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(levels == 0 or _is_deep(each, levels - 1) for each in inner)
 
 
 def logprobs_of(raw: msgspec.Raw, most: int) -> tuple[Logprob, ...]:

@@ -307,6 +307,14 @@ async def test_log_probabilities_are_as_many_and_as_long_as_those_of_tokens(
     assert sum(len(text) for row in rows for text, _ in [(row.token, 0), *row.top]) <= most
 
 
+async def test_a_chunk_of_too_many_levels_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However deep, and wherever: it ends its reply, and no other one that the engine reads."""
+    deep = b"[" * 5000 + b"]" * 5000
+    reader, _ = a_reader(Clock(monkeypatch), [])
+    reader.on_body(b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"x":' + deep + b"}]}}]}\n\n")
+    assert reader.outcome is not None and reader.outcome.how == "malformed"
+
+
 async def test_a_reply_has_bytes_for_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long answer has more of them than one that brings nothing."""
     reader, _ = a_reader(Clock(monkeypatch), [])
