@@ -105,7 +105,7 @@ class Services:
         self._keys_version = -1
         self.console = ConsoleAccess(self.keyring, ConsoleSessions(store_client))
         self.prepared = PreparedRequests()
-        self._shared_quotas = self.quota_settings.over(SEVERAL)
+        self._set_general_quotas()
         self.waits = WaitEstimates(store_client.settings.partitions)
         self.wait_sampler = WaitSampler(self.job_reader, self.waits.errors)
 
@@ -161,10 +161,10 @@ class Services:
         """Return the storage quotas of the caller's tenant."""
         return self.general_quotas if caller.quotas is UNLIMITED else caller.quotas.over(self.general_quotas)
 
-    @property
-    def general_quotas(self) -> QuotaSettings:
-        """What holds for every tenant that has no quotas of its own."""
-        return self.quota_settings if len(self.keyring.tenants) < 2 else self._shared_quotas
+    def _set_general_quotas(self) -> None:
+        """Set what holds for every tenant that has no quotas of its own."""
+        several = len(self.keyring.tenants) > 1
+        self.general_quotas = self.quota_settings.over(SEVERAL) if several else self.quota_settings
 
     def model(self, name: str) -> ModelSettings:
         """Return a model's settings. Raises ApiError (404)."""
@@ -193,6 +193,7 @@ class Services:
         """Take over the created keys. Raises Unavailable."""
         self._keys_version = await self.store_client.ask(VERSION)  # before them: a later change is read again
         self.keyring.learn(await self.api_keys.read())
+        self._set_general_quotas()
 
     async def learn_cards(self) -> None:
         """Read the cards, if one of a configured model is not known yet: a worker may have just loaded it."""

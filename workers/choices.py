@@ -148,7 +148,7 @@ class ChoiceStarter:
 
     def _kept_slots(self) -> int:
         """How many slots are kept from tenants above their share; none while there is one tenant."""
-        if self._shares.tenants(time.monotonic()) < 2:
+        if self._shares.count < 2 or self._shares.tenants(time.monotonic()) < 2:
             return 0
         return tenant_slots(self.stats().slots, self._settings.tenant_slots)
 

@@ -107,11 +107,14 @@ class SlotShares:
         """By tenant, the texts that the engine has."""
         self._left: dict[str, float] = {}
         """By tenant without texts, when its last one ended; the oldest first."""
+        self.count = 0
+        """Tenants that use the worker, or have; `tenants` forgets those of long ago."""
 
     def begin(self, tenant: str) -> None:
         """The engine gets a text of a tenant."""
         self._texts[tenant] = self._texts.get(tenant, 0) + 1
         self._left.pop(tenant, None)
+        self.count = len(self._texts) + len(self._left)
 
     def end(self, tenant: str, now: float) -> None:
         """A text of a tenant has left the engine."""
@@ -124,7 +127,8 @@ class SlotShares:
         """How many tenants use the worker, or have lately."""
         for tenant in [tenant for tenant, ended in self._left.items() if ended < now - ACTIVE_S]:
             del self._left[tenant]
-        return len(self._texts) + len(self._left)
+        self.count = len(self._texts) + len(self._left)
+        return self.count
 
     def crowding(self, slots: int, now: float) -> tuple[str, ...]:
         """The tenants that would hold more than their share of the slots, and more than one, with another text; () if

@@ -31,27 +31,24 @@ class Buckets:
 
     def __init__(self, per_minute: int, now_s: Callable[[], float] = time.monotonic) -> None:
         self._token_s, self._now_s = BUCKET_S / per_minute, now_s
-        self._full_at: dict[str, float] = {}
+        self.full_at: dict[str, float] = {}
         """When each bucket will be full again; those that are full are left out, but for some."""
-
-    def __len__(self) -> int:
-        return len(self._full_at)
 
     def wait_s(self, sender: str) -> float:
         """Return how long the sender's bucket is empty; 0.0 if it holds a token."""
         now = self._now_s()
-        return max(0.0, self._full_at.get(sender, now) - now - BUCKET_S + self._token_s)
+        return max(0.0, self.full_at.get(sender, now) - now - BUCKET_S + self._token_s)
 
     def take(self, sender: str) -> float:
         """Take a token, and return 0.0; of an empty bucket return how long it is empty."""
         if wait_s := self.wait_s(sender):
             return wait_s
         now = self._now_s()
-        self._full_at[sender] = max(now, self._full_at.pop(sender, now)) + self._token_s
-        while (oldest := next(iter(self._full_at))) != sender and (
-            self._full_at[oldest] <= now or len(self._full_at) > MAX_SENDERS
+        self.full_at[sender] = max(now, self.full_at.pop(sender, now)) + self._token_s
+        while (oldest := next(iter(self.full_at))) != sender and (
+            self.full_at[oldest] <= now or len(self.full_at) > MAX_SENDERS
         ):
-            del self._full_at[oldest]
+            del self.full_at[oldest]
         return 0.0
 
 

@@ -109,8 +109,9 @@ class RequestGuard:
             if found is None:
                 return self._unlisted(scope)
             await self._authenticate(found.route.access, scope)
-            self._check_scope(found.route.path, state.get("caller"))
-            if self._floods.buckets:
+            if (caller := state.get("caller")) is not None and caller.endpoints:
+                self._check_scope(found.route.path, caller)
+            if self._floods.buckets.full_at:
                 self._floods.check(scope)
         except ApiError as error:  # no other variable may keep it: with its traceback it would be a cycle
             error = (self._floods.count(scope) if error.status < 429 else None) or error
@@ -133,9 +134,9 @@ class RequestGuard:
         return preflight
 
     @staticmethod
-    def _check_scope(path: str, caller: Caller | None) -> None:
-        """Raise ApiError (403) if the caller's key is not for this path."""
-        if caller is not None and caller.endpoints and (name := endpoint_of(path)) not in caller.endpoints:
+    def _check_scope(path: str, caller: Caller) -> None:
+        """Raise ApiError (403) if the caller's key, which is for some endpoints, is not for this path."""
+        if (name := endpoint_of(path)) not in caller.endpoints:
             raise errors.outside_of_key("endpoints", name)
 
     async def _authenticate(self, access: Access, scope: Scope) -> None:

@@ -80,15 +80,12 @@ class Headroom:
         self._client = client
         self.reason = ""
         """Why no job may be accepted, for operators; "" while there is room."""
+        self.brief = ""
+        """The same for clients, without figures."""
         self.memories: list[ServerMemory] = []
         """Each server's memory at the last check."""
         self._shares: dict[int, Share] = {}
         """By partition."""
-
-    @property
-    def brief(self) -> str:
-        """The same for clients, without figures."""
-        return FULL if self.reason else ""
 
     @property
     def full(self) -> bool:
@@ -104,7 +101,7 @@ class Headroom:
         reason = full_reason(self.memories)
         if bool(reason) != self.full:
             log.warning("%s", f"no more jobs are accepted: {reason}" if reason else "jobs are accepted again")
-        self.reason = reason
+        self.reason, self.brief = reason, FULL if reason else ""
 
     async def keep_looking(self) -> None:
         """Check in a loop until cancelled, also while Redis is unavailable."""

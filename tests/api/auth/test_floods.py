@@ -60,10 +60,10 @@ def test_buckets_take_bounded_memory() -> None:
     buckets = Buckets(60, lambda: now_s)
     for number in range(2 * MAX_SENDERS):
         buckets.take(str(number))
-    assert len(buckets) == MAX_SENDERS
+    assert len(buckets.full_at) == MAX_SENDERS
     now_s = 2 * BUCKET_S
     buckets.take("late")
-    assert len(buckets) == 1
+    assert len(buckets.full_at) == 1
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
