@@ -27,7 +27,7 @@ from streaming.errors import Unavailable
 from streaming.events import EventSettings, EventSubscriptions, Webhooks
 from streaming.fleet.api_keys import VERSION, ApiKeys
 from streaming.fleet.plans import LEADER, PLANS, Overrides, Plans, overrides_of, stall_of
-from streaming.fleet.processes import ConsoleSessions, Fleet, processes_of
+from streaming.fleet.processes import CARDS, ConsoleSessions, Fleet, processes_of
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.conversations import Conversations
 from streaming.jobs.dead_letters import DeadLetters
@@ -205,7 +205,10 @@ class Services:
         async def refresh() -> None:
             self.metrics.flush()
             self.prepared.clear()
-            self.cards = await self.fleet.cards()
+            self.cards, version = await self.store_client.ask_all(CARDS, VERSION)
+            if version != self._keys_version or not self.keyring.known:
+                await self.read_keys()
+            self.open_answers.end(self.keyring.holds)
             if self.used_keys:
                 used, self.used_keys = self.used_keys, {}
                 await self.api_keys.note_used(used)
@@ -218,12 +221,9 @@ class Services:
         async with contextlib.aclosing(self.plans.news(PLANS_INTERVAL_S)) as news:
             async for _ in news:
                 with expected:
-                    workers, plans, overrides, lead, now_ms, version = await self.store_client.ask_all(
-                        processes_of("worker"), PLANS, overrides_of(self.models), LEADER, NOW, VERSION
+                    workers, plans, overrides, lead, now_ms = await self.store_client.ask_all(
+                        processes_of("worker"), PLANS, overrides_of(self.models), LEADER, NOW
                     )
-                    if version != self._keys_version or not self.keyring.known:
-                        await self.read_keys()
-                    self.open_answers.end(self.keyring.holds)
                     self.waits.plans.learn(plans, now_ms)
                     stalls = {}
                     for model, settings in self.models.items():

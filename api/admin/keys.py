@@ -107,7 +107,7 @@ async def create(request: Request) -> Response:
 
 
 async def update(request: Request) -> Response:
-    """POST /admin/keys/{key_id}: change a created key; it acts within a second or two at every API process."""
+    """POST /admin/keys/{key_id}: change a created key; it acts within three seconds at every API process."""
     services = services_of(request)
     asked = validated(KeyUpdate, read_object(await read_body(request.scope, request.receive, MAX_BODY_BYTES)))
     _check_names(services, asked)

@@ -63,7 +63,11 @@ class Fleet(ClientUser):
 
     async def cards(self) -> dict[str, ModelCard]:
         """Read the cards, by name, of every model that was ever loaded."""
-        return await self._client.ask(hash_of("card", ModelCard))
+        return await self._client.ask(CARDS)
+
+
+CARDS = hash_of("card", ModelCard)
+"""The cards, by name, of every model that was ever loaded."""
 
 
 def processes_of(role: Role | None = None) -> Query[list[Process]]:

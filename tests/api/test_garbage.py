@@ -62,7 +62,7 @@ async def test_a_job_that_would_start_too_late_leaves_nothing(local: LocalApi) -
 
 async def test_a_refusal_of_a_full_store_leaves_nothing(local: LocalApi) -> None:
     """With an idempotency key, whose job is looked for first."""
-    local.services.headroom.reason = "full"
+    local.services.headroom.reason = local.services.headroom.brief = "full"
     await leaves_nothing(local, 503, "POST", PATH, CHAT, OWN | {"Idempotency-Key": "k"})
 
 
