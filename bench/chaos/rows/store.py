@@ -233,6 +233,7 @@ where admission reserved nothing for the output."""
 async def f32(stage: FaultTestbed) -> None:
     """More jobs than the store has room for with their results: admission must end before they are all in."""
     environ = {"PENSTOCK_SIM_STEP_MS": "5", "PENSTOCK_SIM_SLOTS": "64"}
+    environ |= {"PENSTOCK_QUOTAS_STORE_SHARE": "1.0"}  # the store's limit is meant here, not that of a tenant
     for _ in stage.tries():
         async with stage.cluster(store=[f"maxmemory {MAXMEMORY}"], workers=2, environ=environ) as cluster:
             server = cluster.server
