@@ -111,6 +111,8 @@ def idempotency_key(scope: Scope) -> str:
 
     Raises ApiError (400).
     """
+    if b"idempotency-key" not in scope["state"]["headers"]:
+        return ""
     key = header(scope, b"idempotency-key")
     if len(key) > MAX_KEY_CHARS:
         raise errors.invalid_request(f"Idempotency-Key has {len(key)} characters, at most {MAX_KEY_CHARS} are taken.")

@@ -33,7 +33,7 @@ class JobEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, whole or streamed. Raises ApiError before the answer starts."""
         services: Services = scope["app"].state.services
-        waits = not prefers_async(header(scope, b"prefer"))
+        waits = b"prefer" not in scope["state"]["headers"] or not prefers_async(header(scope, b"prefer"))
         admitted = await admit(services, scope, receive, self._kind, waits=waits)
         reply: ASGIApp
         if waits:

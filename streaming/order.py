@@ -113,10 +113,16 @@ def patience_ms(priority: Priority, deadline_ms: int | None, max_queue_ms: int |
     return max(0, min(limits))
 
 
+JOB_BYTES = 1536
+"""What a job takes of the store beside its request and its tokens: fields of its hash that come with claim and end, its
+places in streams and sets."""
+
+
 def lua_constants() -> str:
-    """The constants of the rule for the scripts."""
+    """The constants of the rule, and the weight of a job, for the scripts."""
     boosts = ", ".join(str(BOOST_MS.get(priority, "false")) for priority in Priority)
     patience = ", ".join(f"{priority} = {PATIENCE_MS[priority]}" for priority in Priority)
-    numbers = {"FLOOR": FLOOR, "OUTPUT_UNITS": OUTPUT_UNITS, "COUNTER_SCALE": COUNTER_SCALE, "MAX_DROPPED": MAX_DROPPED}
+    numbers = {"FLOOR": FLOOR, "OUTPUT_UNITS": OUTPUT_UNITS, "COUNTER_SCALE": COUNTER_SCALE, "MAX_DROPPED": MAX_DROPPED,
+               "JOB_BYTES": JOB_BYTES}  # fmt: skip
     tables = f"local BOOST_MS = {{{boosts}}}\nlocal PATIENCE_MS = {{{patience}}}\n"
     return tables + "".join(f"local {name} = {each}\n" for name, each in numbers.items())

@@ -93,8 +93,6 @@ _KINDS: Mapping[Kind, bytes] = {
     "consumer": b"\x30\x05",
 }
 _TIMES = struct.Struct("<BQBQ")
-_REMOTE = b"\x00\x03\x00\x00"
-"""The parent may be of another process, and it is said so: bits 8 and 9 of the flags."""
 
 
 def encode_span(
@@ -134,7 +132,8 @@ def _ids(traceparent: str) -> bytes:
 
 
 def _flags(traceparent: str) -> bytes:
-    return bytes((int(traceparent[53:55], 16),)) + _REMOTE[1:]
+    """Encode the flags: those of the context, and (bits 8 and 9) that the parent may be of another process."""
+    return bytes((int(traceparent[53:55], 16), 3, 0, 0))
 
 
 # --- the thread -------------------------------------------------------------------------------------------------------
@@ -161,10 +160,8 @@ class SpanSender:
         self._scope = _field(1, _field(1, b"penstock"))
         self._url = endpoint.rstrip("/") + "/v1/traces"
         self._delay_s = _number("OTEL_BSP_SCHEDULE_DELAY", 5000) / 1000
-        self._most, self._batch = (
-            _number("OTEL_BSP_MAX_QUEUE_SIZE", 2048),
-            _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512),
-        )
+        self._most = _number("OTEL_BSP_MAX_QUEUE_SIZE", 2048)
+        self._batch = min(self._most, _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512))
         headers = {"content-type": "application/x-protobuf", **_pairs("OTEL_EXPORTER_OTLP_HEADERS")}
         self._client = httpx2.Client(headers=headers, timeout=EXPORT_TIMEOUT_S)
         try:

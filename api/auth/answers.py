@@ -33,11 +33,11 @@ class OpenAnswers:
                 self._tasks.pop(key, None)
 
     def end(self, holds: Callable[[CreatedKey], bool]) -> None:
-        """Cancel the answers to requests whose key does not hold any more."""
-        for key, tasks in self._tasks.items():
-            if not holds(key):
-                for task in tasks:
-                    task.cancel(ENDED)
+        """Cancel the answers to requests whose key does not hold any more, but for the one that has just changed it."""
+        ended = [task for key, tasks in self._tasks.items() if not holds(key) for task in tasks]
+        for task in ended:
+            if task is not asyncio.current_task():
+                task.cancel(ENDED)
 
 
 def is_key_ended(error: BaseException) -> bool:

@@ -192,8 +192,9 @@ class Facts(msgspec.Struct, frozen=True):
     @property
     def chunk_head(self) -> bytes:
         """The bytes of a chunk before its choices."""
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        start = _chunk_start(self.chat, kind, self.job.model, self.job.priority, self.fingerprint)
+        chat = self.chat
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        start = _chunk_start(chat, kind, self.job.model, self.job.priority, self.fingerprint)
         return start % (self.job.id.encode(), self.created_ms // 1000)
 
     def logprobs_object(self, logprobs: Iterable[Logprob], offset: int = 0) -> dict[str, Any]:

@@ -25,8 +25,9 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reads it has ended. At the limit uploads and batches are refused; an accepted batch keeps its output."""
 
     store_share: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    """Share of the memory that jobs may use which its API requests may take together: their requests, results, and what
-    they may still write. None: a half, if the keys have several tenants."""
+    """Share of the memory that jobs may use which one tenant may take: requests, conversations, results, and what
+    unfinished jobs may still write; for lines of batches an eighth less. None: a half, if the keys have several
+    tenants."""
 
     def over(self, others: QuotaSettings) -> QuotaSettings:
         """These quotas, with those of `others` for each that is not set."""

@@ -31,7 +31,7 @@ from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, Input, ModelCard, Sa
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
 from streaming.keys import kind_of, parse_lane, partition_key
-from streaming.order import COUNTER_SCALE, LaneDepth, Priority, WaitingDeadline, patience_ms
+from streaming.order import COUNTER_SCALE, JOB_BYTES, LaneDepth, Priority, WaitingDeadline, patience_ms
 from streaming.redis.client import Call, ClientUser, Query, RedisClient
 
 MAX_DEADLINES = 32
@@ -127,8 +127,6 @@ PADDING_BYTES = 4
 """Of the base64 of a vector, with the comma behind it."""
 UNKNOWN_SIZE = 4096
 """Numbers of a vector of a model that does not say how many."""
-JOB_BYTES = 1536
-"""Beside its tokens: fields of its hash that come with claim and end, its places in streams and sets."""
 
 
 def work_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:

@@ -129,8 +129,8 @@ class Headroom:
         return Reservation(share.memory.owed[partition] + room, share, size + owed, bound)
 
     def share(self, partition: int, of: float | None, most: float = ADMISSION_SHARE) -> int | None:
-        """The bytes of a partition that this share of the memory of its server means; None: there is no limit. `most`
-        as for `room_of`: the lines of a tenant's batches leave room for its requests."""
+        """The bytes that a tenant with this share of the memory may take in a partition; None: any. `most` as for
+        `room_of`."""
         found = self._shares.get(partition)
         if of is None or found is None or not found.memory.allowed:
             return None

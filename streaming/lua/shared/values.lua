@@ -223,9 +223,6 @@ local function count_ended_job(tenant, size, keep, result)
   if result > 0 then buffer_sum('usage', tenant, 'r' .. ends, result) end
 end
 
--- What a kept job weighs beside its request and its result, as JOB_BYTES of streaming/jobs/waiting.py.
-local JOB_BYTES = 1536
-
 -- A tenant's usage, {jobs, requests (bytes), results (bytes)}, cached: a call that adds to it updates the cache.
 local function tenant_usage(tenant, keep)
   local sums = cache('usage_by_tenant')[tenant]

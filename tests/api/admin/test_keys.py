@@ -109,6 +109,17 @@ async def test_rotation_and_revocation_void_a_key(api: LocalApi) -> None:
         assert (again.status_code, again.json()["error"]["code"]) == (409, "key_revoked")
 
 
+async def test_an_admin_may_rotate_and_revoke_its_own_key(api: LocalApi) -> None:
+    """The answer, which alone has the new key, is not among those that end with the old one."""
+    by = await created(api, admin=True)
+    path = f"/admin/keys/{by['id']}"
+    answer = await api.client.post(f"{path}/rotate", json={}, headers=bearer(by["key"]))
+    assert answer.status_code == 200
+    new = answer.json()["key"]
+    answer = await api.client.delete(path, headers=bearer(new))
+    assert (answer.status_code, answer.json()["state"]) == (200, "revoked")
+
+
 async def test_a_key_ends_with_its_time(api: LocalApi) -> None:
     made = await created(api, expires_in_s=3600)
     assert await asked(api, made["key"]) == (202, "")
