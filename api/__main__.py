@@ -39,7 +39,7 @@ from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events import EventSettings, EventSubscriptions, WebhookSettings
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
-from streaming.fleet.settings import ModelSettings, served_models
+from streaming.fleet.settings import ModelSettings, limits_of, served_models
 from streaming.jobs.settings import QuotaSettings, TenantSettings, content_of, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -100,10 +100,11 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
 
 def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str) -> Services:
     tenants = config.table("tenants", TenantSettings)
+    models = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
     return Services(
         settings=config.section("api", ApiSettings),
         store_client=RedisClient.open(config.section("redis", RedisSettings)),
-        models=served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers")),
+        models=models,
         keyring=keyring,
         metrics=telemetry.metrics,
         tracing=telemetry.trace(),
@@ -115,6 +116,7 @@ def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str)
         batch_settings=config.section("batch", BatchSettings),
         quota_settings=config.section("quotas", QuotaSettings),
         weights=weights_of(tenants),
+        limits=limits_of(tenants, models),
         content=input_rules(config.table("content", ContentSettings), content_of(tenants), telemetry.metrics),
         records=telemetry.keep_records(),
         name=name,

@@ -329,7 +329,8 @@ async def accept(
     if full := services.store.refusal if key else services.refusal:
         raise errors.store_full(full)
     form = prepared.job.response
-    job_id = services.queue.new_id(caller.tenant, key, form.conversation if form is not None else "")
+    conversation, limited = form.conversation if form is not None else "", services.is_limited(caller.tenant)
+    job_id = services.queue.new_id(caller.tenant, key, conversation, limited=limited)
     partition = partition_of(job_id) or 0
     job = replace(
         prepared.job,
@@ -363,12 +364,14 @@ async def accept(
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
     headers, wait = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.position.before)}, None
     if accepted.joined:
-        job = replace(job, id=accepted.id)
+        job, partition = replace(job, id=accepted.id), partition_of(accepted.id) or 0
     elif found := services.waits.show(job, accepted.position.in_lane):
         wait = found[1]
         headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)
         # It is compared with the measured one.
         services.wait_sampler.note(job.id, *found, prepared.limit and prepared.limit.ms)
+    if accepted.rates:
+        headers |= errors.rate_headers(accepted.rates)
     if prepared.ignored:
         headers["X-Ignored-Fields"] = prepared.ignored
     return Admitted(job, partition, accepted, buffer, prepared.asked, headers, bool(key), wait)
@@ -400,6 +403,7 @@ async def _put(
             partition=partition,
             refusal=refusal,
             quota=services.quotas(caller),
+            key=caller.limited,
             version=prepared.asked.version_read,
         )
     except store.NeverFits as error:

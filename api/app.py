@@ -422,6 +422,7 @@ ANSWERS: dict[type[Exception], Callable[[Any], ApiError]] = {
     store.UnknownConversation: lambda _: errors.conversation_not_found(),
     store.ConversationChanged: lambda _: errors.conversation_locked(),
     store.QuotaExceeded: errors.quota_exceeded,
+    store.LimitReached: errors.limit_reached,
     store.StoreFull: lambda error: errors.store_full(str(error)),
     store.KeyReused: lambda _: errors.idempotency_key_reused(),
 }

@@ -107,6 +107,8 @@ def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: st
         metadata=asked.metadata or {},
         events=services.subscriptions.of_batches(caller.tenant),
         store_share=services.quotas(caller).store_share,
+        key=caller.limited,
+        limited=services.is_limited(caller.tenant),
         token_limit=tokens if tokens is not None else services.batch_settings.enqueued_tokens,
         trace=trace,
     )

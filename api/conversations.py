@@ -278,7 +278,7 @@ async def create(request: Request) -> Response:
     conversations, quota = services.conversations, services.quotas(caller)
     items = new_items(asked.items or (), secrets.token_hex(16))
     _check_room(request, (), items)
-    conversation_id = conversations.new_id(secrets.randbelow(2**16))
+    conversation_id = conversations.new_id(caller.tenant if services.is_limited(caller.tenant) else "")
     made = await conversations.create(conversation_id, caller.tenant, asked.metadata or {}, items, quota)
     return as_json(conversation_object(made), headers=ignored_header(asked))
 

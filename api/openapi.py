@@ -13,6 +13,7 @@ from api.admin.keys import KeyRequest, KeyUpdate
 from api.admin.pools import PoolOverride
 from api.moderations import ModerationRequest
 from api.openai.batch_lines import BatchRequest
+from api.openai.errors import RATE_HEADERS
 from api.openai.responses.items import ConversationRequest, ConversationUpdate, ItemsRequest
 from api.openai.schemas import JOB_MODELS, MODELS
 from api.query import INTEGER, NUMBER, PARAMS, STRING, Schema
@@ -319,6 +320,7 @@ OVERVIEW = object_of(
 )
 READABLE = told(BOOLEAN, "Whether your key may read its request and answer, at /v1/jobs.")
 KEY_LIMIT = maybe(told(NUMBER, "null: as [quotas] says."))
+KEY_LIMITS = told(FREE, "Those that are set, by name: [keys.<name>] limits has them.")
 CONFIGURED_KEY = object_of(
     object=word_of("key"),
     **each(STRING, "name", "tenant"),
@@ -327,6 +329,7 @@ CONFIGURED_KEY = object_of(
     batch_tokens=maybe(INTEGER),
     quotas=object_of(**each(KEY_LIMIT, *QuotaSettings.__struct_fields__)),
     **each(list_of(STRING), "models", "endpoints"),
+    limits=KEY_LIMITS,
 )
 CREATED_KEY = object_of(
     object=word_of("key"),
@@ -334,6 +337,7 @@ CREATED_KEY = object_of(
     highest_lane=words_of(Priority),
     admin=BOOLEAN,
     **each(list_of(STRING), "models", "endpoints"),
+    limits=KEY_LIMITS,
     state=word_of("valid", "expired", "revoked"),
     created_at=INTEGER,
     **each(maybe(INTEGER), "expires_at", "revoked_at", "last_used_at"),
@@ -495,7 +499,8 @@ ERRORS = {
     415: "unsupported_media_type: the body must be application/json.",
     421: "misdirected_request: sent to a Host name that this server does not answer to.",
     422: "idempotency_key_reused: an earlier request had the same key and another body.",
-    429: "queue_full, deadline_unreachable: the wait is too long. quota_exceeded. too_many_refusals: slow down.",
+    429: "queue_full, deadline_unreachable: the wait is too long. rate_limit_exceeded, budget_exceeded, quota_exceeded:"
+    " `param` is the limit. too_many_refusals: slow down.",
     500: "The job failed (its own code), or internal_error.",
     503: "no_capacity, draining, store_unavailable or too_many_connections: try again after Retry-After.",
     504: "wait_timeout: the answer took too long; the job goes on and X-Job-Id names it.",
@@ -508,7 +513,8 @@ _RETRY = ("Retry-After", "retry-after-ms", "x-should-retry")
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate",),
     **dict.fromkeys((408, 500), ("x-should-retry",)),
-    **dict.fromkeys((409, 429), _RETRY),
+    409: _RETRY,
+    429: (*_RETRY, *RATE_HEADERS),
     503: (*_RETRY, "X-Job-Id", "Location"),
     504: ("X-Job-Id", "Location", "x-should-retry"),
 }
@@ -527,7 +533,8 @@ HEADERS = {
     "Stream-Cursor": "Of a live read: send it back as `cursor`.",
     "ETag": "Send it back as If-None-Match.",
     "Location": "Where the job can be read.",
-    "Retry-After": "Seconds to wait, at most 120.",
+    "Retry-After": "Seconds to wait, at most 120, or until a budget begins anew.",
+    **dict.fromkeys(RATE_HEADERS, "What the key has left of its limits a minute, if it has any."),
     "retry-after-ms": "Milliseconds to wait.",
     "x-should-retry": "`false`: a retry would not help, or would do the work twice.",
     "WWW-Authenticate": "Bearer",

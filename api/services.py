@@ -38,7 +38,7 @@ from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import Deliveries, JobRecord, request_record
 from streaming.jobs.relay import Relay
-from streaming.jobs.settings import SEVERAL, UNLIMITED, QuotaSettings
+from streaming.jobs.settings import NO_LIMITS, SEVERAL, UNLIMITED, Limits, QuotaSettings
 from streaming.jobs.waiting import Backlog
 from streaming.redis.client import NOW, RedisClient
 from streaming.redis.clock import Clock
@@ -74,6 +74,7 @@ class Services:
     quota_settings: QuotaSettings = UNLIMITED
     weights: Mapping[str, float] = field(default_factory=dict)
     """By tenant, see TenantSettings."""
+    limits: Limits = NO_LIMITS
     content: InputRules | None = None
     subscriptions: EventSubscriptions = field(default_factory=lambda: EventSubscriptions(EventSettings(), {}))
     cards: dict[str, ModelCard] = field(default_factory=dict)
@@ -88,7 +89,10 @@ class Services:
     def __post_init__(self) -> None:
         store_client = self.store_client
         self.headroom, self.file_store = Headroom(store_client), FileStore(self.files_settings.dir)
-        self.queue, self.job_reader = Queue(store_client, self.headroom, self.weights), JobReader(store_client)
+        self.queue, self.job_reader = (
+            Queue(store_client, self.headroom, self.weights, self.limits),
+            JobReader(store_client),
+        )
         self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
         self.files, self.batches, self.quota_usage = Files(store_client), Batches(store_client), Quotas(store_client)
         self.conversations, self.dead_letters = (
@@ -160,6 +164,10 @@ class Services:
     def quotas(self, caller: Caller) -> QuotaSettings:
         """Return the storage quotas of the caller's tenant."""
         return self.general_quotas if caller.quotas is UNLIMITED else caller.quotas.over(self.general_quotas)
+
+    def is_limited(self, tenant: str) -> bool:
+        """Whether the tenant or one of its keys has limits, so that its own partition counts its jobs."""
+        return tenant in self.keyring.limited or tenant in self.limits
 
     def _set_general_quotas(self) -> None:
         """Set what holds for every tenant that has no quotas of its own."""

@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.config import MISTAKE
 from streaming.ids import check_tenant
-from streaming.jobs.settings import UNLIMITED, QuotaSettings
+from streaming.jobs.settings import UNLIMITED, LimitSettings, QuotaSettings
 from streaming.order import Priority
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")
@@ -137,6 +137,8 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that this tenant's unfinished batches may add up to; None: [batch] enqueued_tokens."""
     quotas: QuotaSettings = UNLIMITED
     """Storage quotas of this tenant; what is not set here comes from [quotas]."""
+    limits: LimitSettings | None = None
+    """How fast and how much this key may use."""
     models: tuple[str, ...] = ()
     """The models that it may use; empty: all. A key with models may not create batches, whose lines name any."""
     endpoints: tuple[str, ...] = ()

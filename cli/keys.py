@@ -15,6 +15,25 @@ from cli.output import CommandResult, emit, fields_result, line_result, list_res
 COLUMNS = ("name", "tenant", "label", "state", "highest_lane", "admin", "last_used_at", "expires_at")
 
 
+NO_LIMIT = "none"
+
+
+class Limit(click.ParamType[tuple[str, float]]):
+    """A limit and its value, as NAME=NUMBER; the word none stands for no limit at all."""
+
+    name = "limit"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        name, _, number = str(value).partition("=")
+        if name == NO_LIMIT and not number:
+            return name, 0
+        try:
+            amount = float(number)
+        except ValueError:
+            self.fail(f"{value!r} is no limit: write it as tokens_per_day=1000000, or none for no limit", param, ctx)
+        return name.replace("-", "_"), int(amount) if amount.is_integer() else amount
+
+
 @click.group(cls=Group)
 def keys() -> None:
     """List, create, change, rotate and revoke API keys.
@@ -36,6 +55,14 @@ def _rights() -> Callable[[F], F]:
         click.option(
             "--endpoint", "endpoints", multiple=True, help="What it may call, e.g. chat (repeatable); none: all."
         ),
+        click.option(
+            "--limit",
+            "limits",
+            multiple=True,
+            type=Limit(),
+            metavar="NAME=NUMBER",
+            help="How much it may use, e.g. tokens_per_minute=20000 (repeatable); these replace all earlier ones.",
+        ),
         click.option("--expires", type=Period(), help="After this time, such as 30d, it is void."),
         click.option("--admin/--no-admin", default=None, help="Whether it may administer the queue."),
     )
@@ -52,6 +79,8 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
     """The body of a request, by the options of a command."""
     named = {"lane": "highest_lane", "expires": "expires_in_s"}
     asked = {named.get(name, name): value for name, value in given.items()}
+    if limits := asked.pop("limits"):
+        asked["limits"] = {name: value for name, value in limits if name != NO_LIMIT}
     whole = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
     return {name: value for name, value in whole.items() if value not in (None, [])}
 

@@ -38,7 +38,7 @@ from streaming.errors import Unavailable
 from streaming.events import EventSettings, EventSubscriptions, WebhookSettings
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
-from streaming.fleet.settings import ModelSettings, served_models
+from streaming.fleet.settings import ModelSettings, limits_of, served_models
 from streaming.jobs.settings import QuotaSettings, TenantSettings, content_of, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -111,19 +111,21 @@ class OfflineProcess:
         check_broker("events.take_url", events.take_url)
         file_store, store_client = FileStore(files.dir), RedisClient.open(redis)
         file_store.prepare()
+        models = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
         self._tools = tools = OfflineTools(
             store_client,
             Headroom(store_client),
             StoreMonitor(store_client),
             file_store,
             metrics,
-            tuple(served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))),
+            tuple(models),
             config.section("batch", BatchSettings),
             config.section("api", ApiSettings).max_choices_per_request,
             files.retention_s,
             self.settings.turn_s,
             save_interval_s=min(1.0, redis.lease_ms / 2000),
             weights=weights_of(tenants),
+            limits=limits_of(tenants, models),
             content=input_rules(config.table("content", ContentSettings), content_of(tenants), metrics),
             tracing=tracing,
         )

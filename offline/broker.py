@@ -26,7 +26,7 @@ from kombu.message import Message
 from kombu.messaging import Producer
 from kombu.transport import virtual
 
-from api.openai.errors import ApiError, model_not_found, too_large_for_store
+from api.openai.errors import ApiError, limit_reached, model_not_found, too_large_for_store
 from api.openai.json_body import weighed
 from api.openai.rendering import job_object, to_json
 from api.openai.results import result
@@ -34,11 +34,11 @@ from api.openai.schemas import check_choices, parse, recipients, to_job
 from offline.tools import OfflineTools
 from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors
-from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
+from streaming.errors import KeyReused, LaneFull, LimitReached, NeverFits, NoCapacity, StoreFull, Unavailable
 from streaming.events import Event, EventSettings, EventSubscriptions, Outbox, Redeliveries
 from streaming.fleet.processes import Fleet
 from streaming.ids import joined
-from streaming.jobs.job import unsupported
+from streaming.jobs.job import Job, unsupported
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
@@ -255,7 +255,7 @@ class Intake:
         subscriptions: EventSubscriptions,
         quota: QuotaSettings = UNLIMITED,
     ) -> None:
-        self._queue = Queue(tools.store_client, tools.headroom, tools.weights)
+        self._queue = Queue(tools.store_client, tools.headroom, tools.weights, tools.limits)
         self._fleet, self._redeliveries = Fleet(tools.store_client), Redeliveries(tools.store_client)
         self._tools, self._settings, self._subscriptions, self._quota = tools, settings, subscriptions, quota
 
@@ -320,17 +320,27 @@ class Intake:
                 job, idempotency_key=key, digest=hashlib.sha256(body).hexdigest(),
                 must_run=bool(asked.queue.do_not_queue), cost=cost_of(job, card), quota=self._quota,
             )  # fmt: skip
-        except ApiError as error:
-            raise Rejected(error.message) from None
-        except NeverFits as error:
-            raise Rejected(too_large_for_store(job, error.needed).message) from None
-        except KeyReused:
-            raise Rejected("This message_id came with another body before.") from None
-        except NoCapacity:
-            raise Rejected("No worker is free, and the message says not to queue (queue.do_not_queue).") from None
+        except (ApiError, NeverFits, LimitReached, KeyReused, NoCapacity) as error:
+            raise _refused(error, job) from None
         if not accepted.joined:
             span.end(attributes={names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)})
         return accepted.id
+
+
+def _refused(error: Exception, job: Job) -> Exception:
+    """What becomes of a message whose job was refused: it is rejected, unless a limit lets it in later."""
+    match error:
+        case LimitReached() if error.retry_ms >= 0:
+            return error
+        case LimitReached():
+            return Rejected(limit_reached(error).message)
+        case NeverFits():
+            return Rejected(too_large_for_store(job, error.needed).message)
+        case KeyReused():
+            return Rejected("This message_id came with another body before.")
+        case NoCapacity():
+            return Rejected("No worker is free, and the message says not to queue (queue.do_not_queue).")
+    return Rejected(str(error))
 
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from api.openai.content import InputRules
 from streaming.batches.file_store import BatchSettings, FileStore
+from streaming.jobs.settings import NO_LIMITS, Limits
 from streaming.redis.client import RedisClient
 from streaming.store.monitor import Headroom, StoreMonitor
 from telemetry.metrics import Metrics
@@ -32,5 +33,6 @@ class OfflineTools:
     save_interval_s: float = 1.0
     weights: Mapping[str, float] = field(default_factory=dict)
     """By tenant, see TenantSettings."""
+    limits: Limits = NO_LIMITS
     content: InputRules | None = None
     tracing: Tracing = NO_TRACING

@@ -82,6 +82,22 @@ class QuotaExceeded(StoreFull):
         self.name, self.used, self.limit = name, used, limit
 
 
+class LimitReached(StoreFull):
+    """Raised when a job would exceed a limit of its key or its tenant.
+
+    `account`: which of them, as `put` names it; `name`: the limit's field in streaming.jobs.settings.LimitSettings;
+    `used`: of a sum, what is used or reserved of its limit; `retry_ms`: until it may hold, 0 if that is not known, -1:
+    never; `rates`: as streaming.jobs.queue.Accepted has them.
+    """
+
+    def __init__(
+        self, account: str, name: str, limit: float, used: float, retry_ms: int, rates: tuple[int, ...]
+    ) -> None:
+        super().__init__(f"{name} of {account} is reached: {limit:g}")
+        self.account, self.name, self.limit, self.used = account, name, limit, used
+        self.retry_ms, self.rates = retry_ms, rates
+
+
 class NoCapacity(StreamingError):
     """Raised when a job with `do_not_queue` finds no idle worker."""
 

@@ -65,11 +65,11 @@ def new_batch_id(partition: int, seed: str = "") -> str:
     return f"batch_{partition:02x}{rest}"
 
 
-def line_job_id(batch_id: str, line: int, attempt: int, partitions: int) -> str:
-    """The job id of an attempt at a line of a batch. It is always the same, so putting the job again changes nothing;
-    only callers who know the batch's id can compute it."""
+def line_job_id(batch_id: str, line: int, attempt: int, partitions: int, home: int | None = None) -> str:
+    """The job id of an attempt at a line of a batch, in partition `home`, if one is given. It is always the same, so
+    putting the job again changes nothing; only callers who know the batch's id can compute it."""
     digest = hashlib.sha256(f"{batch_id}:{line}:{attempt}".encode())
-    return f"job_{digest.digest()[-1] % partitions:02x}{digest.hexdigest()[:30]}"
+    return f"job_{digest.digest()[-1] % partitions if home is None else home:02x}{digest.hexdigest()[:30]}"
 
 
 def replay_job_id(letter_id: str, job_id: str) -> str:

@@ -36,7 +36,7 @@ CATALOGUE = (
     # addresses, resets (epoch), cancel, abandoned, preview, record (how it ended), rows (what it generated), metadata,
     # its idempotency key, pinned (a request that did not wait was told its id), size (bytes of its request, and the
     # span they are counted in), owed (bytes reserved for it), shared (1: they count against its tenant's share of the
-    # store), keep (its retention), order (its cost, its tenant's
+    # store), hold (what it reserved of limits), keep (its retention), order (its cost, its tenant's
     # weight, its patience), draft:<epoch> (texts of a response that were given up), born (the partition's epoch at its
     # acceptance), events and webhook (who is told), the letter of its endpoint, the conversation whose turn it is, its
     # tenant, the reason for which a script ended it, delivered (when its answer was sent).
@@ -113,6 +113,9 @@ CATALOGUE = (
     # By tenant: the same of its jobs that count against its share of the store. Writers: put; finish, cancel, claim,
     # reap, release. Lifetime: a field while such a job is unfinished.
     Key("tenant_owed", "hash"),
+    # By API key or tenant: what it has used of its limits, and what its unfinished jobs reserve. Writers: put; finish,
+    # cancel, claim, reap, release, salvage. Lifetime: forty days after its last change.
+    Key("account:{}", "string"),
     # By model and priority: as in retry, jobs that lost all but their last worker; each is run alone. Writers: reap,
     # release, decline; claim, cancel. Lifetime: an entry until its job's claim or end.
     Key("suspects:{}:{}", "zset"),

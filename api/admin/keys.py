@@ -29,6 +29,7 @@ from api.services import Services
 from api.settings import ENDPOINTS
 from streaming.fleet.api_keys import CreatedKey
 from streaming.ids import TENANT_NAME
+from streaming.jobs.settings import LimitSettings
 from streaming.order import Priority
 
 MAX_KEYS = 10_000
@@ -47,6 +48,14 @@ Names = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=
 Lifetime = Annotated[int, Field(ge=1, le=MAX_EXPIRY_S)]
 
 
+def _limit_settings(given: dict[str, float]) -> LimitSettings:
+    try:
+        return msgspec.convert(given, LimitSettings)
+    except msgspec.ValidationError as error:
+        names = ", ".join(LimitSettings.__struct_fields__)
+        raise refusal(f"must hold numbers by the names {names}: {error}") from None
+
+
 class KeyUpdate(ClosedBody):
     """The body of POST /admin/keys/{key_id}: what is left out stays as it is."""
 
@@ -60,6 +69,8 @@ class KeyUpdate(ClosedBody):
     """What it may call, by the word behind /v1/ in the path; an empty list: all."""
     expires_in_s: Lifetime | None = None
     """Seconds from now on."""
+    limits: Annotated[dict[Annotated[str, Field(max_length=64)], float], AfterValidator(_limit_settings)] | None = None
+    """How fast and how much it may use, in place of all earlier limits; empty: no limit."""
 
 
 class KeyRequest(KeyUpdate):
@@ -165,6 +176,7 @@ def _changed(key: CreatedKey, asked: KeyUpdate) -> CreatedKey:
         "admin": asked.admin,
         "models": None if asked.models is None else tuple(asked.models),
         "endpoints": None if asked.endpoints is None else tuple(asked.endpoints),
+        "limits": asked.limits,
         "expires_ms": None if asked.expires_in_s is None else _now_ms() + 1000 * asked.expires_in_s,
     }
     return replace(key, **{name: value for name, value in given.items() if value is not None})
@@ -210,14 +222,20 @@ def _now_ms() -> int:
 def _told(key: CreatedKey) -> dict[str, Any]:
     """What the audit log has of a key."""
     shown = fields_of(key, "tenant", "admin", "models", "endpoints", "label")
-    return {**shown, "key": key.id, "highest_lane": key.priority.value}
+    return {**shown, "limits": _limits(key), "key": key.id, "highest_lane": key.priority.value}
 
 
 def _row(caller: Caller) -> dict[str, Any]:
     """Render a key of the settings."""
     quotas = msgspec.structs.asdict(caller.quotas)
     shown = fields_of(caller, "name", "tenant", "admin", "batch_tokens", "models", "endpoints")
+    shown["limits"] = _limits(caller)
     return {"object": "key", **shown, "highest_lane": caller.ceiling.value, "quotas": quotas}
+
+
+def _limits(key: Caller | CreatedKey) -> dict[str, float]:
+    """The limits of a key that are set."""
+    return {} if key.limits is None else msgspec.to_builtins(key.limits)
 
 
 def _created(key: CreatedKey, used_ms: int | None) -> dict[str, Any]:
@@ -231,4 +249,5 @@ def _created(key: CreatedKey, used_ms: int | None) -> dict[str, Any]:
     }
     times = {name: None if at is None else at // 1000 for name, at in at_ms.items()}
     shown = fields_of(key, "id", "tenant", "label", "admin", "models", "endpoints", "created_by")
+    shown["limits"] = _limits(key)
     return {"object": "key", "name": key.id, **shown, "highest_lane": key.priority.value, "state": state, **times}

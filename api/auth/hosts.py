@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from api.openai import errors
+from api.openai.errors import RATE_HEADERS
 from api.settings import ORIGIN, ApiSettings
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
@@ -118,6 +119,7 @@ OWN_SITES = (b"same-origin", b"none")
 
 EXPOSED = (
     *("X-Job-Id", "X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry", "Location"),
+    *RATE_HEADERS,
     *("X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields", "X-Served-By", "Preference-Applied"),
     "openai-processing-ms",
     *("Stream-Url", "Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed", "Stream-Cursor", "ETag"),

@@ -15,7 +15,7 @@ from api.openai import errors
 from api.settings import ApiSettings, KeySettings
 from penstock.config import ConfigError
 from streaming.fleet.api_keys import CreatedKey
-from streaming.jobs.settings import UNLIMITED, QuotaSettings
+from streaming.jobs.settings import UNLIMITED, LimitSettings, QuotaSettings
 from streaming.order import Priority
 
 
@@ -34,8 +34,14 @@ class Caller:
     quotas: QuotaSettings = UNLIMITED
     models: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()
+    limits: LimitSettings | None = None
     created: CreatedKey | None = None
     """Its key, if an admin has created it here."""
+
+    @property
+    def limited(self) -> tuple[str, LimitSettings] | None:
+        """Its name and its limits, as `Queue.put` takes them; None without limits."""
+        return (self.name, self.limits) if self.limits is not None else None
 
 
 LOCAL_CALLER = Caller("local", Priority.INTERACTIVE)
@@ -66,9 +72,8 @@ class Keyring:
             if digest in self._rows:
                 other = self._rows[digest].name
                 raise ConfigError(f"keys.{name}", f"the same key as keys.{other}", "make a new one")
-            self._rows[digest] = Caller(
-                key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas, key.models, key.endpoints
-            )
+            may = (key.batch_tokens, key.quotas, key.models, key.endpoints, key.limits)
+            self._rows[digest] = Caller(key.tenant, key.priority, name, key.admin, *may)
             if key.admin:
                 self._seals[name] = (self._rows[digest], bytes.fromhex(key.sha256))
         self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
@@ -89,6 +94,9 @@ class Keyring:
 
     def _take(self, created: Mapping[str, CreatedKey | None]) -> None:
         self._created = {key.id: key for key in created.values() if key is not None}
+        every: list[Caller | CreatedKey] = [*self._rows.values(), *self._created.values()]
+        self.limited = frozenset(key.tenant for key in every if key.limits is not None)
+        """Tenants with a key that has limits, or had when it was revoked."""
         self._callers, self._admins = dict(self._rows), dict(self._seals)
         for key in self._created.values():
             if key.revoked_ms is not None:
@@ -96,7 +104,8 @@ class Keyring:
             own = [row for row in self._rows.values() if row.tenant == key.tenant]
             tokens = next((row.batch_tokens for row in own if row.batch_tokens is not None), None)
             quotas = reduce(QuotaSettings.over, [row.quotas for row in own], UNLIMITED)
-            caller = Caller(key.tenant, key.priority, key.id, key.admin, tokens, quotas, key.models, key.endpoints, key)
+            may = (tokens, quotas, key.models, key.endpoints, key.limits, key)
+            caller = Caller(key.tenant, key.priority, key.id, key.admin, *may)
             self._callers.setdefault(self._digest(bytes.fromhex(key.sha256)), caller)
             if key.admin:
                 self._admins.setdefault(key.id, (caller, bytes.fromhex(key.sha256)))

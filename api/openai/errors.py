@@ -9,13 +9,13 @@ So an answer has `x-should-retry: false` if a retry cannot help.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from penstock.engine import Failure
 from penstock.text import counted
-from streaming.errors import QuotaExceeded
+from streaming.errors import LimitReached, QuotaExceeded
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import CancelledBy, Job, JobState, prompt_count
 from streaming.order import Priority
@@ -377,6 +377,42 @@ def quota_exceeded(quota: QuotaExceeded, param: str | None = None) -> ApiError:
     setting = f"The limit is {quota.name} of [quotas], or of quotas in the row of your key in [keys]."
     message = f"You keep {quota.used} {what} and may keep {quota.limit}. {fix} {setting}"
     return ApiError(429, "quota_exceeded", message, param=param or quota.name, headers=FINAL)
+
+
+_RATES = ("limit-requests", "remaining-requests", "reset-requests", "limit-tokens", "remaining-tokens", "reset-tokens")
+RATE_HEADERS = tuple([f"x-ratelimit-{name}" for name in _RATES])
+
+
+def rate_headers(rates: Sequence[int]) -> dict[str, str]:
+    """What a key and its tenant have left of their rates, as OpenAI names it. `rates`: as streaming.jobs.queue.Accepted
+    has them."""
+    shown: dict[str, str] = {}
+    for at in (0, 3):
+        if rates[at]:
+            values = (str(rates[at]), str(rates[at + 1]), f"{rates[at + 2] / 1000:g}s")
+            shown |= zip(RATE_HEADERS[at : at + 3], values, strict=True)
+    return shown
+
+
+def limit_reached(reached: LimitReached) -> ApiError:
+    """A key or a tenant would use more than it may: a rate and a number of unfinished requests come back soon, a day's
+    or a month's budget does not, and a request that is greater than the whole limit never fits."""
+    kind, _, name = reached.account.partition(":")
+    whose = "this API key" if kind == "key" else f"tenant {name!r}"
+    limit = f"{reached.name} of {whose} is {reached.limit:,g}"
+    headers, wait_s = rate_headers(reached.rates), math.ceil(reached.retry_ms / 1000)
+    if reached.retry_ms < 0:
+        message = f"{limit}, and this request alone may need more: its prompt and max_tokens, for each of n choices."
+        fix = "Lower max_tokens or n, or shorten the prompt."
+        return ApiError(400, "request_exceeds_limit", f"{message} {fix}", param=reached.name, headers=headers)
+    if not reached.name.endswith(("_day", "_month")):
+        used = "" if reached.name.endswith("_minute") else f", and {reached.used:,g} have not ended"
+        headers |= retry_after(wait_s)
+        message = f"{limit}{used}. Try again in {headers['Retry-After']} s."
+        return ApiError(429, "rate_limit_exceeded", message, param=reached.name, headers=headers)
+    message = f"{limit}, and {reached.used:,g} is used or reserved. It begins anew in {wait_s:,} s (at midnight UTC)."
+    headers |= FINAL | {"Retry-After": str(wait_s)}
+    return ApiError(429, "budget_exceeded", message, param=reached.name, headers=headers)
 
 
 def no_capacity(retry_s: float, eta_ms: int | None = None) -> ApiError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,13 +28,13 @@ from api.openai.batch_lines import (
     traits,
     worth_retrying,
 )
-from api.openai.errors import ApiError, too_large_for_store
+from api.openai.errors import ApiError, limit_reached, too_large_for_store
 from offline.tools import OfflineTools
 from penstock.engine import ModelCard
 from penstock.text import form_of
 from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment, lines_of
 from streaming.batches.store import BatchLease, BatchProgress, LineFault
-from streaming.errors import LaneFull, NeverFits, StoreFull
+from streaming.errors import LaneFull, LimitReached, NeverFits, StoreFull
 from streaming.fleet.processes import Fleet
 from streaming.ids import line_job_id, partition_of
 from streaming.jobs.codec import Usage
@@ -156,6 +157,8 @@ MAX_BLOCKED = 64
 ANSWERED_RETENTION_S = 600
 """How long the store keeps the record of a line's job once its answer is on disk."""
 SLOTS_MAX_AGE_S = 2.0
+MAX_HELD_S = 30.0
+"""After a limit has refused a line, another one is tried by then: limits change."""
 RATE_WINDOW_S = 10.0
 
 
@@ -165,7 +168,7 @@ class Lines:
     def __init__(self, tools: OfflineTools, lease: BatchLease, folder: Path, plan: InputPlan, ledger: Ledger) -> None:
         self._tools, self._lease, self._folder = tools, lease, folder
         self.plan, self.ledger = plan, ledger
-        self._queue = Queue(tools.store_client, tools.headroom, tools.weights)
+        self._queue = Queue(tools.store_client, tools.headroom, tools.weights, tools.limits)
         self._job_reader, self._fleet = JobReader(tools.store_client), Fleet(tools.store_client)
         self._segment = Segment(folder, lease.epoch)
         self._copies = plan.copies()
@@ -176,6 +179,8 @@ class Lines:
         """Lines in the queue, by job id."""
         self._needed: dict[int, int] = {}
         """Bytes that each waiting line needs for which the store had no room; smaller lines overtake these."""
+        self._held_until, self._per_call = 0.0, JOBS_PER_CALL
+        """Until when (monotonic) limits admit no line; how many are tried at once: one after a refusal, then more."""
         self._cards: Mapping[str, ModelCard] = {}
         """The model cards by which these bytes were computed."""
         self._cancelling = False
@@ -254,7 +259,7 @@ class Lines:
         Smaller lines overtake one that must wait for room in the store. `left_ms`: until the batch expires, None if it
         never does. Raises Unavailable, OSError.
         """
-        refused = self._tools.headroom.full or self._tools.store.reason
+        refused = self._tools.headroom.full or self._tools.store.reason or time.monotonic() < self._held_until
         if refused or not self._waiting or (left_ms is not None and left_ms <= 0):
             return 0
         window = window_of(await self._worker_slots(), self._tools.batch.window)
@@ -262,7 +267,7 @@ class Lines:
         left_s, window_s = (None if ms is None else ms / 1000 for ms in (left_ms, batch.window_ms))
         self._lane, self._reason = lane_of(lines_left, self._per_second(), left_s, window_s, batch.ceiling)
         ended, may_take_more = 0, True
-        while may_take_more and (lines := self._next(min(window - len(self._queued), JOBS_PER_CALL))):
+        while may_take_more and (lines := self._next(min(window - len(self._queued), self._per_call))):
             failed, may_take_more = await self._put(lines, left_ms)
             ended += failed
         return ended
@@ -316,7 +321,8 @@ class Lines:
         jobs = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, Job)}
         traced = [self._traced(line, job) for line, job in jobs.items()]
         quota = QuotaSettings(store_share=self._lease.batch.store_share)
-        answers = await self._queue.put_parts([job for job, _ in traced], cards, quota)
+        answers = await self._queue.put_parts([job for job, _ in traced], cards, quota, self._lease.batch.key)
+        self._per_call = min(2 * self._per_call, JOBS_PER_CALL)
         lane_full, before = False, (len(self._waiting), len(self._needed))
         for line, (job, span), accepted in zip(jobs, traced, answers, strict=True):
             match accepted:
@@ -324,6 +330,11 @@ class Lines:
                     lane_full = True
                 case NeverFits():
                     refusals[line] = too_large_for_store(job, accepted.needed)
+                case LimitReached() if accepted.retry_ms < 0:
+                    refusals[line] = limit_reached(accepted)
+                case LimitReached():
+                    lane_full, self._per_call = True, 1
+                    self._held_until = time.monotonic() + min(accepted.retry_ms / 1000, MAX_HELD_S)
                 case StoreFull():
                     self._needed[line] = accepted.needed
                 case _:
@@ -374,8 +385,9 @@ class Lines:
         return jobs
 
     def _job_id(self, line: int) -> str:
-        partitions = self._tools.store_client.settings.partitions
-        return line_job_id(self._lease.batch.id, line, self.ledger.attempts[line], partitions)
+        partitions, batch = self._tools.store_client.settings.partitions, self._lease.batch
+        home = partition_of(batch.id, "batch_") if batch.limited else None
+        return line_job_id(batch.id, line, self.ledger.attempts[line], partitions, home)
 
     def _settle(self, line: int, record: JobRecord) -> None:
         """Record how the line's job ended: an answer, a retry, or one more wait."""

@@ -28,6 +28,7 @@ from streaming.errors import (
 from streaming.ids import joined, new_batch_id, new_file_id, partition_of, tenant_partition
 from streaming.jobs.codec import Usage, decode, encode
 from streaming.jobs.quotas import NAMES
+from streaming.jobs.settings import LimitSettings
 from streaming.keys import partition_key
 from streaming.order import Priority
 from streaming.redis.client import Call, ClientUser, RedisClient, news, page, place_of
@@ -182,6 +183,10 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that its tenant may have waiting, including this batch's."""
     store_share: float | None = None
     """Share of the store that its tenant may take; None: any."""
+    key: tuple[str, LimitSettings] | None = None
+    """Name of the API key that created it and its limits then, if it had any."""
+    limited: bool = False
+    """Its lines go to the partition of its tenant, which counts in limits."""
     events: str = ""
     """Recipients of the event of its end, as letters: "b" the broker, "w" webhooks; "": none."""
     trace: dict[str, str] = {}

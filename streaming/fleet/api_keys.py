@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from streaming.fleet.plans import entry
+from streaming.jobs.settings import LimitSettings
 from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.order import Priority
 from streaming.redis.client import ClientUser, Query
@@ -26,6 +27,7 @@ class CreatedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     admin: bool = False
     models: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()
+    limits: LimitSettings | None = None
     created_ms: int
     created_by: str
     """The name of the key, or the tenant, of the admin who made it."""

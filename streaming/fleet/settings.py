@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.config import ConfigError, EngineName
+from streaming.jobs.settings import Limits, TenantSettings
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
@@ -71,6 +72,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """None: the same as min_workers, and at least 1."""
     cost_per_hour: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Of one worker, in any unit."""
+    price_input: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """What a tenant pays for a million tokens of prompts, in any unit; `limits` count by it."""
+    price_output: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """The same of answers."""
     budget_per_hour: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """The most that all workers of this model may cost together; it overrides min_workers. None: no limit."""
     resources: Resources = Resources()
@@ -175,6 +180,12 @@ def check_runnable(models: Mapping[str, ModelSettings]) -> None:
         if not model.most_wanted:
             problem = "0 lets no worker run, so every request would wait for ever"
             raise ConfigError(f"models.{name}.max_workers", problem, "set it to 1 or more, or leave it out")
+
+
+def limits_of(tenants: Mapping[str, TenantSettings], models: Mapping[str, ModelSettings]) -> Limits:
+    """What limits count by, of the rows of tenants and models."""
+    limits = {name: tenant.limits for name, tenant in tenants.items() if tenant.limits is not None}
+    return Limits(limits, {name: (model.price_input, model.price_output) for name, model in models.items()})
 
 
 def served_models(configured: dict[str, ModelSettings], workers: int | str | None = None) -> dict[str, ModelSettings]:

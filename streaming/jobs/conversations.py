@@ -7,6 +7,7 @@ turn.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -14,7 +15,7 @@ from redis.exceptions import ResponseError
 
 from penstock.loops import Sliced
 from streaming.errors import ConversationChanged, DecodeError, UnknownConversation
-from streaming.ids import new_conversation_id, partition_of
+from streaming.ids import new_conversation_id, partition_of, tenant_partition
 from streaming.jobs.codec import decode_metadata, encode_metadata
 from streaming.jobs.quotas import Quotas, exceeded
 from streaming.jobs.records import read_number
@@ -179,9 +180,10 @@ class Conversations:
         share = None if self._headroom is None else self._headroom.share(partition, quota.store_share)
         return "" if share is None else share
 
-    def new_id(self, partition: int) -> str:
-        """Make the id of a conversation in a partition."""
-        return new_conversation_id(partition % self._client.settings.partitions)
+    def new_id(self, tenant: str = "") -> str:
+        """Make the id of a conversation in any partition, or in that of a tenant, which counts its turns in limits."""
+        count = self._client.settings.partitions
+        return new_conversation_id(tenant_partition(tenant, count) if tenant else secrets.randbelow(count))
 
     def _partition(self, conversation_id: str) -> int:
         return self._client.partition_of(conversation_id, "conv_", UnknownConversation)

@@ -19,17 +19,26 @@ from streaming.errors import (
     ConversationChanged,
     KeyReused,
     LaneFull,
+    LimitReached,
     NoCapacity,
     StoreFull,
     StreamingError,
     Unavailable,
     UnknownJob,
 )
-from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
+from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of, tenant_partition
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
 from streaming.jobs.quotas import Quotas, exceeded
-from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
+from streaming.jobs.settings import (
+    DEFAULT_WEIGHT,
+    NO_LIMITS,
+    NO_WEIGHTS,
+    UNLIMITED,
+    Limits,
+    LimitSettings,
+    QuotaSettings,
+)
 from streaming.jobs.waiting import FIRST, Cost, QueuePosition, cost_of
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, ScriptBatcher
@@ -56,6 +65,9 @@ class Accepted(msgspec.Struct, frozen=True):
     attempts: int = 0
     epoch: int = 0
     """Its partition's epoch, for event ids; 0: not read, because the client waits for the answer."""
+    rates: tuple[int, ...] = ()
+    """What its key and tenant have left of their rates: of requests the limit, how many may come at once, and ms until
+    all may; then of tokens. 0, 0, 0 without such a limit; (): no limit counts the job."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -66,18 +78,25 @@ class Queue:
     store's memory beside the reservations of other jobs. `weights`: of tenants, see TenantSettings."""
 
     def __init__(
-        self, client: RedisClient, headroom: Headroom | None = None, weights: Mapping[str, float] = NO_WEIGHTS
+        self,
+        client: RedisClient,
+        headroom: Headroom | None = None,
+        weights: Mapping[str, float] = NO_WEIGHTS,
+        limits: Limits = NO_LIMITS,
     ) -> None:
         self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
-        self._weights = weights
+        self._weights, self._limits = weights, limits
         self._puts, self._added_addresses = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
-    def new_id(self, tenant: str, idempotency_key: str = "", conversation: str = "") -> str:
-        """Make a job id. A conversation determines the partition of its turns; else an idempotency key does, so that
-        equal keys meet in one partition."""
+    def new_id(self, tenant: str, idempotency_key: str = "", conversation: str = "", *, limited: bool = False) -> str:
+        """Make a job id. A conversation determines the partition of its turns; else limits of the tenant or of one of
+        its keys (`limited`) do, because its own partition counts them; else an idempotency key does, so that equal keys
+        meet in one partition."""
         count = self._client.settings.partitions
         if conversation and (partition := partition_of(conversation, "conv_")) is not None:
             return new_job_id(partition % count)
+        if limited or tenant in self._limits:
+            return new_job_id(tenant_partition(tenant, count))
         if idempotency_key:
             return new_job_id(digest_partition(idempotency_digest(tenant, idempotency_key), count))
         return new_job_id(int(random.random() * count))  # noqa: S311 - spreads load, hides nothing
@@ -93,6 +112,7 @@ class Queue:
         partition: int | None = None,
         refusal: Exception | None = None,
         quota: QuotaSettings = UNLIMITED,
+        key: tuple[str, LimitSettings] | None = None,
         version: int | None = None,
         part: bool = False,
     ) -> Accepted:
@@ -105,16 +125,20 @@ class Queue:
             partition: Of the job's id; None: compute it.
             refusal: Why no new job is accepted. Only the existing job of the idempotency key is returned then.
             quota: The tenant's storage quota.
+            key: Name and limits of the request's API key, if it has limits.
             version: Of the conversation whose turn the job is, as its request has read it.
             part: The job is a line of a batch, which job lists omit.
 
-        Raises LaneFull, StoreFull, NeverFits, QuotaExceeded, NoCapacity (only if must_run), KeyReused,
+        Raises LaneFull, StoreFull, NeverFits, QuotaExceeded, LimitReached, NoCapacity (only if must_run), KeyReused,
         ConversationChanged (it has another version or a turn, or is gone), Unavailable
         (then the job may exist; a retry with the same idempotency key finds it), and `refusal`.
         """
         if refusal is not None:
             return await self._existing(job, idempotency_key, digest, refusal)
         partition = self._partition(job.id) if partition is None else partition
+        earlier = self._unlimited_home(job, idempotency_key) if idempotency_key else partition
+        if earlier != partition and (found := await self._joined(job, idempotency_key, digest, earlier)):
+            return found
         left = await self._quotas.left(job.tenant, partition, quota) if quota.bounds_jobs else NO_QUOTAS
         cost, body = cost or cost_of(job), encode(job)
         try:
@@ -155,6 +179,8 @@ class Queue:
             "quotas": left or None,
             "share": reserved.share_of_tenant,
         }
+        if limits := self._limits.of(job.tenant, job.model, key):
+            given |= {**limits, "prompt": cost.prompt, "output": cost.output}
         args = (_encode(given), body, encode_metadata(job.metadata))
         answer: Sequence[Any] = ()
         try:
@@ -173,17 +199,29 @@ class Queue:
 
     async def _existing(self, job: Job, key: str, digest: str, refusal: Exception) -> Accepted:
         """Return the job that a key belongs to. Raises `refusal` if there is none, KeyReused, Unavailable."""
-        if not key:
-            raise refusal
+        for partition in {self._partition(job.id), self._unlimited_home(job, key)} if key else ():
+            if found := await self._joined(job, key, digest, partition):
+                return found
+        raise refusal
+
+    async def _joined(self, job: Job, key: str, digest: str, partition: int) -> Accepted | None:
+        """Return the job that a key belongs to in a partition, or None. Raises KeyReused, Unavailable."""
         idempotency, waits = idempotency_digest(job.tenant, key, _conversation_of(job)), "1" if job.reply_to else ""
-        args = (job.tenant, idempotency, digest, waits)
-        answer = await self._client.call("join", self._partition(job.id), *args)
-        if answer[0] == b"free":
-            raise refusal
-        return self._accepted(job, answer)
+        answer = await self._client.call("join", partition, job.tenant, idempotency, digest, waits)
+        return None if answer[0] == b"free" else self._accepted(job, answer)
+
+    def _unlimited_home(self, job: Job, key: str) -> int:
+        """The partition of a key's job if its tenant has no limits: where it is if the tenant had none then."""
+        if _conversation_of(job):
+            return self._partition(job.id)
+        return digest_partition(idempotency_digest(job.tenant, key), self._client.settings.partitions)
 
     async def put_parts(
-        self, jobs: Iterable[Job], cards: Mapping[str, ModelCard] | None = None, quota: QuotaSettings = UNLIMITED
+        self,
+        jobs: Iterable[Job],
+        cards: Mapping[str, ModelCard] | None = None,
+        quota: QuotaSettings = UNLIMITED,
+        key: tuple[str, LimitSettings] | None = None,
     ) -> list[Accepted | LaneFull | StoreFull]:
         """Accept many lines of a batch together, as jobs that job lists omit; returns the result of each. A refused job
         does not affect those behind it. The call is idempotent if a retry uses the same ids. `cards`: by model name.
@@ -191,7 +229,8 @@ class Queue:
 
         async def put(job: Job) -> Accepted | LaneFull | StoreFull:
             try:
-                return await self.put(job, cost=cost_of(job, (cards or {}).get(job.model)), part=True, quota=quota)
+                cost = cost_of(job, (cards or {}).get(job.model))
+                return await self.put(job, cost=cost, part=True, quota=quota, key=key)
             except (LaneFull, StoreFull) as error:
                 return error
 
@@ -204,14 +243,17 @@ class Queue:
 
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
-            case [b"queued", created, epoch, *position]:
-                higher, requeued, own, others, served = position or NOT_READ
+            case [b"queued", created, epoch, *rest]:
+                higher, requeued, own, others, served = rest[:5] or NOT_READ
                 found = QueuePosition(higher, requeued, own, others, served, job.priority)
-                return Accepted(job.id, found, created, epoch=epoch)
+                return Accepted(job.id, found, created, epoch=epoch, rates=tuple(rest[5:]))
             case [b"joined", known, state, created, attempts, epoch]:
                 return Accepted(known.decode(), FIRST, created, True, JobState(state.decode()), attempts, epoch)
             case [b"full", waiting, own]:
                 raise LaneFull(waiting, own)
+            case [b"limit", account, name, limit, used, retry_ms, *rates]:
+                amounts = (float(limit), float(used), retry_ms, tuple(rates))
+                raise LimitReached(account.decode(), name.decode(), *amounts)
             case [b"crowded"]:
                 raise StoreFull(FULL, needed)
             case [b"busy"]:

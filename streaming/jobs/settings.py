@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -41,6 +41,58 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 UNLIMITED = QuotaSettings()
+
+
+Amount = Annotated[int, msgspec.Meta(ge=1, le=10**15)]
+Money = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
+
+
+class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """`limits` of a row of [keys.<name>] or [tenants.<name>]: how fast and how much one key or tenant may use. A job
+    reserves its prompt and its longest answer, and gives back at its end what it did not use. None: no limit."""
+
+    requests_per_minute: Amount | None = None
+    """A minute's worth may come at once."""
+    tokens_per_minute: Amount | None = None
+    """Of prompts and answers, in the same way."""
+    concurrent: Amount | None = None
+    """Requests whose clients wait for the answer."""
+    queued: Amount | None = None
+    """Unfinished jobs, waiting or running."""
+    tokens_per_day: Amount | None = None
+    """By UTC; a job counts when it was accepted."""
+    tokens_per_month: Amount | None = None
+    cost_per_day: Money | None = None
+    """In the unit of `price_input` and `price_output` of [models.<name>]; a model without a price costs nothing."""
+    cost_per_month: Money | None = None
+
+
+class Limits:
+    """What the settings say of the limits of tenants and of the prices of models; `put` counts by them.
+
+    Args:
+        tenants: Limits by tenant.
+        prices: By model, the cost of a million tokens of a prompt and of an answer.
+    """
+
+    def __init__(self, tenants: Mapping[str, LimitSettings], prices: Mapping[str, tuple[float, float]]) -> None:
+        self._tenants, self._prices = tenants, prices
+
+    def of(self, tenant: str, model: str, key: tuple[str, LimitSettings] | None) -> dict[str, Any]:
+        """What `put` is told: the limits of the tenant and of the request's key, with prices of one token; nothing
+        without any. `key`: its name and its limits."""
+        found = [(f"key:{key[0]}", key[1])] if key is not None else []
+        if own := self._tenants.get(tenant):
+            found.append((f"tenant:{tenant}", own))
+        prices = self._prices.get(model, (0.0, 0.0))
+        return {"limits": found, "prices": [price / 1e6 for price in prices]} if found else {}
+
+    def __contains__(self, tenant: str) -> bool:
+        """Whether the tenant has limits of its own."""
+        return tenant in self._tenants
+
+
+NO_LIMITS = Limits({}, {})
 SEVERAL = QuotaSettings(store_share=0.5)
 """Where several tenants have keys: none of them can fill the store alone."""
 
@@ -56,6 +108,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Its share of a lane in which jobs of several tenants wait: twice the weight gets twice the work."""
     content: tuple[str, ...] | None = None
     """The rules of [content.<name>] for its requests and answers; None: those with `default`."""
+    limits: LimitSettings | None = None
+    """How fast and how much all its keys together may use."""
 
 
 def content_of(tenants: Mapping[str, TenantSettings]) -> dict[str, tuple[str, ...] | None]:

@@ -5,12 +5,15 @@
 -- An idempotency key has no expiry until its job's end sets one: it lives as long as its job.
 -- ARGV: what Queue.put (streaming/jobs/queue.py) names, as a MessagePack map: times in ms, `may_write` and `max_reserved` in
 --       bytes, `order` as the job's record has it, `quotas` what is left of the tenant's, `share` the most bytes that it may
---       use and reserve (none: any); the job's body; its metadata | ''
--- Returns: {'queued', accepted at, epoch, its place (none: not read)...} |
+--       use and reserve (none: any), `limits` name and limits of each account that it counts in, with `tokens` and their
+--       `prices` (of one of the prompts, and of one of the answer); the job's body; its metadata | ''
+-- Returns: {'queued', accepted at, epoch, its place (none: not read)..., what is left of its rates (rates_left)...} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
 --          {'crowded'} (the reserved bytes would not fit into the store's memory) |
 --          {'quota', 'jobs' | 'requests' | 'results', the usage of it} |
 --          {'quota', 'share', bytes that its unfinished jobs have reserved} |
+--          {'limit', account, name of its limit, the limit, what is used of it, ms until it may hold (0: not known, -1: never), what is
+--          left of its rates...} |
 --          {'changed'} (the conversation has another version, a turn, or is gone).
 --          The epoch is for a request that does not wait, 0 for others. The place: jobs before it of higher lanes,
 --          requeued ones, of its tenant, of other tenants, units of work that its tenant got more than the one that got
@@ -74,6 +77,16 @@ if given.must_run then
   taker, takers = find_taker(lane, model, priority, tenant, waiting, own, now)
   if not taker then return {'busy'} end
 end
+local accounts, refusal, want = nil, nil, nil
+if given.limits then
+  local input, output = unpack(given.prices)
+  want = {
+    tokens = given.prompt + given.output, cost = given.prompt * input + given.output * output, input = input, output = output,
+    waits = reply ~= '' and 1 or 0, part = part
+  }
+  accounts, refusal = open_accounts(given.limits, want)
+  if refusal then return refusal end
+end
 if given.max_reserved then
   if total_reserved_bytes() + may_write > given.max_reserved then return {'crowded'} end
   round.reserved_total = round.reserved_total + may_write
@@ -103,6 +116,7 @@ if events then
   redis.call('HSET', job, 'events', events)
   emit_event(events, id, tenant, 'job.accepted')
 end
+if accounts then redis.call('HSET', job, 'hold', reserve_limits(accounts, want)) end
 if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
 if given.webhook then redis.call('HSET', job, 'webhook', given.webhook) end
 if given.dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end
@@ -137,12 +151,15 @@ if own > 0 and expires then
   flush_writes()
   place = redis.call('ZRANK', line, member .. ':' .. id) or own
 end
-if others <= 0 then return {'queued', now, epoch, higher, requeued, place, 0, 0} end
+local answer = {'queued', now, epoch, higher, requeued, place, 0, 0}
+for _, number in ipairs(accounts and rates_left(accounts) or NONE) do answer[#answer + 1] = number end
+if others <= 0 then return answer end
 local tenants = tenants_key(model, priority)
 local least = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
 local ahead = (redis.call('ZSCORE', tenants, tenant) or least[2]) - least[2]
 others = math.min(others, (redis.call('ZCARD', tenants) - 1) * place + (redis.call('ZRANK', tenants, tenant) or 0))
-return {'queued', now, epoch, higher, requeued, place, others, math.floor(ahead / COUNTER_SCALE)}
+answer[7], answer[8] = others, math.floor(ahead / COUNTER_SCALE)
+return answer
 
 #!lua name=join flags=allow-oom roles=api promise
 -- Finds the job of an idempotency key without accepting a new one, for a request that admission refuses: `put` would

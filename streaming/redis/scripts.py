@@ -27,7 +27,7 @@ from typing import NamedTuple
 from streaming.keys import ROOT, lua_prelude
 from streaming.order import lua_constants
 
-SHARED = ("values", "waiting", "endings", "file_costs", "malformed", "claims")
+SHARED = ("values", "waiting", "limits", "endings", "file_costs", "malformed", "claims")
 """The files of the functions that scripts share, in `streaming/lua/shared`, without their suffix, in order: each uses
 only those before it."""
 

@@ -147,15 +147,15 @@ end
 
 -- Fields of a record that the end of its job needs, in the order in which the functions below have them.
 local END_FIELDS = {'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs', 'tenant', 'size',
-  'conversation', 'shared'}
+  'conversation', 'shared', 'hold'}
 
 -- Raise if a reader could not decode the numbers or the runs of an ending job's record: it would then report another end
 -- than this one. `s`: END_FIELDS, the run, and NUMBERS.
 local NUMBERS = {'attempt', 'created', 'claimed', 'started', 'deadline', 'epoch'}
 
 local function check_readable(s)
-  for i = 16, 21 do
-    if s[i] and s[i] ~= '' and not parse_number(s[i]) then error('invalid ' .. NUMBERS[i - 15], 0) end
+  for i = 17, 22 do
+    if s[i] and s[i] ~= '' and not parse_number(s[i]) then error('invalid ' .. NUMBERS[i - 16], 0) end
   end
   if s[6] and s[6] ~= '' and not parse_number(s[6]) then error('invalid keep', 0) end
   local rest = string.gsub(s[10] or '', '[^:;]+:%d+:%d+;', '')
@@ -164,9 +164,9 @@ end
 
 -- Let go of what an ending job holds: its entry, its reservation, its worker's claim, its turn. Its record is kept for a
 -- while. `s`: END_FIELDS; the caller has checked its lane and entry (no entry: nil), all other fields may be malformed.
--- `model`, `priority`: of the lane, nil if that is malformed. `result`: bytes of its result. Malformed reserved bytes stay
--- reserved until `reap` deletes the lane's sum with its last job.
-local function let_go(job, id, s, model, priority, result)
+-- `model`, `priority`: of the lane, nil if that is malformed. `result`: bytes of its result. `prompt`, `generated`: its tokens,
+-- nil until `salvage` knows them. Malformed reserved bytes stay reserved until `reap` deletes the lane's sum with its last job.
+local function let_go(job, id, s, model, priority, result, prompt, generated)
   local keep, reserved = retention_s(s[6]), integer_text(s[9])
   if s[3] then buffer_write('entries', s[2], s[3]) end
   if model and reserved then buffer_sum('reservations', model, priority, -reserved) end
@@ -176,6 +176,7 @@ local function let_go(job, id, s, model, priority, result)
   redis.call('EXPIRE', job, keep)
   if is_idem_key(s[8]) then redis.call('EXPIRE', s[8], keep) end
   if s[13] then end_turn(s[13], id, keep) end
+  if s[15] then settle_limits(s[15], true, prompt, generated) end
 end
 
 -- Note the end of a job that no worker ends, before let_go, and tell those who wait for it. The process whose sweep takes
@@ -200,12 +201,13 @@ local function end_job(id, state, reason, now)
   local job = job_key(id)
   local s = redis.call('HMGET', job, unpack(END_FIELDS))
   local model, priority = require_lane_entry(s[2], s[3])
-  if (s[10] or '') ~= '' then
+  local has_begun = (s[10] or '') ~= ''
+  if has_begun then
     redis.call('ZADD', cut_key(), now, id)
     redis.call('EXPIRE', parked_key(id), retention_s(s[6]) + LOG_GRACE_S) -- `salvage` shortens it
   end
   close_job(id, s, state, reason, now)
-  let_go(job, id, s, model, priority, 0)
+  let_go(job, id, s, model, priority, 0, not has_begun and 0 or nil, 0)
   if s[1] == 'queued' then
     redis.call('XDEL', s[2], s[3])
     leave_lane(model, priority, s[11] or '', s[3], id)

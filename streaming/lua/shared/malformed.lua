@@ -31,7 +31,7 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
   s[2], s[3], s[8] = lane, entry, nil
   if not s[11] then s[7] = nil end -- an event needs its tenant
   close_job(id, s, 'failed', 'malformed', now)
-  let_go(job, id, s, model, priority, 0)
+  let_go(job, id, s, model, priority, 0, 0, 0)
   redis.call('HSETNX', job, 'body', '')
   if entry then leave_lane(model, priority, s[11] or '', entry, id) end
   if worker then buffer_write('releases', worker, id) end

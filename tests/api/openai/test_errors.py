@@ -20,7 +20,7 @@ from api.openai import errors
 from api.openai.errors import ApiError, Wait
 from api.stream import connection_guard
 from penstock.engine import ChatTurn, Failure
-from streaming.errors import QuotaExceeded
+from streaming.errors import LimitReached, QuotaExceeded
 from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.records import expired_in_queue
@@ -39,6 +39,7 @@ SAMPLES: dict[str, Any] = {
     "limit_ms": 1000, "max_bytes": 16_384, "max_fields": 100, "message": "No.", "model": "gpt", "most": 8 << 20,
     "name": "gzip", "needed": 9 << 20, "origin": "https://a.example", "own": 7, "param": "messages",
     "quota": QuotaExceeded("jobs", 9, 9), "rule": "pii",
+    "reached": LimitReached("key:k", "requests_per_minute", 100, 0, 5_000, (0, 0, 0, 0, 0, 0)),
     "reason": "its memory is full", "repeatable": False, "request_id": "r1", "response_id": "resp_1", "retry_s": 900.0,
     "setting": "body_timeout_s", "silence_s": 30.0, "site": "cross-site", "status": "failed",
     "wait": Wait(9000, 8000, 12_000), "waited_s": 600.0, "waiting": 10_000, "what": "body",

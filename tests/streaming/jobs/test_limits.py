@@ -1,0 +1,260 @@
+"""Limits of keys and tenants on a real server: what a job reserves, what its end gives back, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from flow import a_job, a_lease, append, claim_one, delta, lapse
+from msgspec.structs import replace
+
+from streaming.errors import LimitReached
+from streaming.jobs.codec import Terminal, Usage
+from streaming.jobs.job import JobState
+from streaming.jobs.lease import Finish, Lease
+from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.reader import JobReader
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.settings import Limits, LimitSettings
+from streaming.jobs.waiting import Cost
+from streaming.redis.client import RedisClient
+
+pytestmark = pytest.mark.slow
+
+MINUTE_MS = 60_000
+HERE = "penstock:api:here"
+
+
+def a_cost(prompt: int, output: int) -> Cost:
+    return Cost(prompt, output, 1000, 1000)
+
+
+async def put(
+    queue: Queue, prompt: int = 1, output: int = 0, *, part: bool = False, key: Any = None, **changes: Any
+) -> Accepted:
+    job = a_job(queue, id=queue.new_id("t"), **changes)
+    return await queue.put(job, cost=a_cost(prompt, output), part=part, key=key)
+
+
+def limited(wire: RedisClient, *, price: tuple[float, float] = (0.0, 0.0), **limits: float) -> Queue:
+    """A queue in which tenant `t` has these limits."""
+    return Queue(wire, limits=Limits({"t": LimitSettings(**limits)}, {"m": price}))  # type: ignore[arg-type]
+
+
+async def refusal(queue: Queue, *args: Any, **changes: Any) -> LimitReached:
+    with pytest.raises(LimitReached) as caught:
+        await put(queue, *args, **changes)
+    return caught.value
+
+
+async def end_next(wire: RedisClient, prompt: int, generated: int, lease: Lease | None = None) -> None:
+    """Claim the next job and end it with this usage."""
+    lease = lease or await a_lease(wire)
+    claim = await claim_one(lease)
+    end = Terminal(claim.job.id, JobState.COMPLETED, 0, ("stop",), Usage(prompt, generated))
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, True))])
+
+
+async def left_of_day(queue: Queue, limit: int) -> int:
+    """What is left of `tokens_per_day`: what a request that never fits is told is used."""
+    return limit - int((await refusal(queue, limit + 1)).used)
+
+
+async def test_a_minutes_worth_of_requests_comes_at_once_and_then_one_by_one(wire: RedisClient) -> None:
+    queue = limited(wire, requests_per_minute=4)
+    left = [(await put(queue)).rates[:2] for _ in range(4)]
+    assert left == [(4, 3), (4, 2), (4, 1), (4, 0)]
+    reached = await refusal(queue)
+    assert (reached.account, reached.name, reached.limit) == ("tenant:t", "requests_per_minute", 4)
+    assert 0 < reached.retry_ms <= MINUTE_MS / 4
+    assert MINUTE_MS - 5_000 < reached.rates[2] <= MINUTE_MS
+
+
+async def test_a_job_reserves_its_longest_answer_and_gives_back_at_its_end_what_it_did_not_use(
+    wire: RedisClient,
+) -> None:
+    queue = limited(wire, tokens_per_day=100, tokens_per_month=100)
+    await put(queue, 20, 40)
+    assert await left_of_day(queue, 100) == 40
+    await end_next(wire, 15, 5)
+    assert await left_of_day(queue, 100) == 80
+    await put(queue, 40, 40)  # exactly
+    assert (await refusal(queue, 1)).used == 100
+
+
+async def test_a_job_that_used_more_than_it_reserved_is_charged_for_it(wire: RedisClient) -> None:
+    queue = limited(wire, tokens_per_day=100)
+    await put(queue, 10, 10)
+    await end_next(wire, 60, 10)
+    assert await left_of_day(queue, 100) == 30
+
+
+async def test_a_rate_of_tokens_gets_back_what_was_not_used(wire: RedisClient) -> None:
+    queue = limited(wire, tokens_per_minute=1_000)
+    await put(queue, 500, 500)
+    assert (await refusal(queue, 400)).name == "tokens_per_minute"
+    await end_next(wire, 100, 100)
+    assert 800 <= (await put(queue, 1)).rates[4] + 1 <= 810
+
+
+async def test_a_late_end_gives_back_nothing_that_time_has_given_back(wire: RedisClient) -> None:
+    """The rate of the first job has flowed off before it ends; a second one then holds what it used."""
+    queue = limited(wire, tokens_per_minute=6_000)  # one each 10 ms
+    await put(queue, 10, 20)
+    await asyncio.sleep(0.4)
+    await put(queue, 3_000)
+    await end_next(wire, 1, 1)
+    assert (await put(queue, 1)).rates[4] < 6_000 - 2_900
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_unfinished_jobs_are_counted_until_their_end(wire: RedisClient, waits: bool) -> None:
+    name = "concurrent" if waits else "queued"
+    queue, reply_to = limited(wire, **{name: 2}), HERE if waits else ""
+    await put(queue, reply_to=reply_to)
+    second = await put(queue, reply_to=reply_to)
+    assert (await refusal(queue, reply_to=reply_to)).name == name
+    if waits:
+        await put(queue)  # nobody waits for it
+    await end_next(wire, 1, 1)
+    await put(queue, reply_to=reply_to)
+    await queue.cancel(second.id)
+    await put(queue, reply_to=reply_to)
+    assert (await refusal(queue, reply_to=reply_to)).used == 2
+
+
+async def test_money_is_counted_by_the_models_prices(wire: RedisClient) -> None:
+    queue = limited(wire, price=(2.0, 10.0), cost_per_day=0.1, cost_per_month=1.0)
+    await put(queue, 1_000, 5_000)  # 0.002 and 0.05
+    assert (await refusal(queue, 0, 5_000)).used == pytest.approx(0.052)
+    await end_next(wire, 1_000, 100)  # 0.003
+    await put(queue, 0, 9_700)
+    reached = await refusal(queue, 1)
+    assert (reached.name, reached.used) == ("cost_per_day", pytest.approx(0.1))
+
+
+async def test_a_request_greater_than_the_whole_limit_never_fits(wire: RedisClient) -> None:
+    for name in ("tokens_per_minute", "tokens_per_day", "tokens_per_month"):
+        assert (await refusal(limited(wire, **{name: 100}), 60, 41)).retry_ms == -1
+
+
+async def test_budgets_begin_anew_with_the_day_and_the_month_of_utc(wire: RedisClient) -> None:
+    seconds, _ = await wire.redis.time()
+    now = datetime.fromtimestamp(seconds, UTC)
+    day = now.replace(hour=0, minute=0, second=0) + timedelta(days=1)
+    month = (now.replace(day=1, hour=0, minute=0, second=0) + timedelta(days=32)).replace(day=1)
+    for name, ends in (("tokens_per_day", day), ("tokens_per_month", month)):
+        queue = limited(wire, **{name: 10})
+        await put(queue, 10)
+        reached = await refusal(queue, 1)
+        assert abs(reached.retry_ms / 1000 - (ends - now).total_seconds()) < 5
+        await wire.redis.flushdb()
+
+
+async def test_a_key_and_its_tenant_both_hold(wire: RedisClient) -> None:
+    queue, mine = limited(wire, requests_per_minute=3), ("k", LimitSettings(requests_per_minute=2))
+    await put(queue, key=mine)
+    assert (await put(queue, key=mine)).rates[:2] == (2, 0)
+    assert (await refusal(queue, key=mine)).account == "key:k"
+    await put(queue)
+    assert (await refusal(queue)).account == "tenant:t"
+
+
+async def test_what_is_refused_or_found_again_counts_nothing(wire: RedisClient) -> None:
+    queue = limited(wire, requests_per_minute=10, queued=2)
+    job = a_job(queue, id=queue.new_id("t"))
+    for _ in range(2):  # the second is a retry of the same put
+        await queue.put(job, cost=a_cost(1, 1))
+    first = a_job(queue, id=queue.new_id("t", "i"))
+    await queue.put(first, idempotency_key="i", digest="d", cost=a_cost(1, 1))
+    again = await queue.put(replace(first, id=queue.new_id("t", "i")), idempotency_key="i", digest="d")
+    assert again.joined
+    for _ in range(3):
+        assert (await refusal(queue)).name == "queued"
+    await queue.cancel(job.id)
+    assert (await put(queue)).rates[1] == 10 - 3
+
+
+async def test_lines_of_batches_leave_half_of_a_rate_to_other_requests(wire: RedisClient) -> None:
+    queue = limited(wire, requests_per_minute=10)
+    for _ in range(5):
+        await put(queue, part=True)
+    assert (await refusal(queue, part=True)).name == "requests_per_minute"
+    for _ in range(5):
+        await put(queue)
+
+
+async def test_a_line_that_needs_more_than_half_of_a_rate_waits_until_all_of_it_is_there(wire: RedisClient) -> None:
+    queue = limited(wire, tokens_per_minute=600_000)
+    await put(queue, 400_000, part=True)
+    assert (await refusal(queue, 400_000, part=True)).retry_ms > 0
+
+
+@pytest.mark.parametrize("state", ["waiting", "running", "lost"])
+async def test_a_job_that_no_worker_ends_gives_back_all_but_the_tokens_it_has(
+    opened: Callable[..., RedisClient], redis_url: str, state: str
+) -> None:
+    wire = opened(redis_url, lease_ms=1_000, max_attempts=1)
+    queue, reader = limited(wire, tokens_per_day=100, queued=9), JobReader(wire)
+    job_id, lease = (await put(queue, 20, 40)).id, await a_lease(wire)
+    if state == "waiting":
+        await queue.cancel(job_id)
+    else:
+        claim = await claim_one(lease)
+        await lease.calls([append(lease, {"-": [delta(claim, 1), delta(claim, 2)]}, claim)])
+        if state == "running":
+            await queue.cancel(job_id)
+        await lapse(wire, lease)
+        await Reaper(wire, salvager=reader).sweep()
+    record = await reader.record(job_id)
+    assert record.state.final and record.terminal is not None
+    used = record.terminal.usage.prompt + record.terminal.usage.completion
+    assert used == (0 if state == "waiting" else 2)
+    assert await left_of_day(queue, 100) == 100 - used
+
+
+async def test_hundreds_of_callers_at_two_processes_never_get_more_than_the_limit(
+    opened: Callable[..., RedisClient], redis_url: str
+) -> None:
+    queues = [limited(opened(redis_url), requests_per_minute=50, tokens_per_minute=3_000) for _ in range(2)]
+    puts = [put(queues[at % 2], 10, 90) for at in range(200)]
+    answers = await asyncio.gather(*puts, return_exceptions=True)
+    refused = [each for each in answers if isinstance(each, LimitReached)]
+    accepted = [each for each in answers if isinstance(each, Accepted)]
+    assert len(refused) + len(accepted) == 200
+    assert 30 <= len(accepted) <= 31  # one more may have come with the time that it took
+    assert {each.name for each in refused} == {"tokens_per_minute"}
+
+
+async def test_every_partition_counts_in_the_one_of_the_tenant(wide: RedisClient) -> None:
+    queue = limited(wide, requests_per_minute=5)
+    for _ in range(5):
+        await put(queue)
+    assert (await refusal(queue)).name == "requests_per_minute"
+    ids = {Queue(wide).new_id("t", limited=True)[:6] for _ in range(20)}
+    assert ids == {queue.new_id("t", str(number))[:6] for number in range(20)}
+
+
+async def test_an_account_that_cannot_be_read_begins_anew(wire: RedisClient) -> None:
+    queue = limited(wire, requests_per_minute=1)
+    await put(queue)
+    (name,) = [key for key in await wire.redis.keys("*") if b":account:" in key]
+    for spoil in (lambda: wire.redis.set(name, b"\xc1garbage"), lambda: wire.redis.lpush(name, "x")):
+        await wire.redis.delete(name)
+        await spoil()
+        await put(queue)
+        assert (await refusal(queue)).name == "requests_per_minute"
+
+
+async def test_an_idempotency_key_from_before_the_first_limit_leads_to_its_job(wide: RedisClient) -> None:
+    free, queue = Queue(wide), limited(wide, requests_per_minute=100)
+    for number in range(10):
+        job = a_job(free, id=free.new_id("t", str(number)))
+        await free.put(job, idempotency_key=str(number), digest="d")
+        again = replace(job, id=queue.new_id("t", str(number)))
+        assert (await queue.put(again, idempotency_key=str(number), digest="d")).id == job.id
+        with pytest.raises(KeyError):
+            await queue.put(again, idempotency_key="other", digest="d", refusal=KeyError())
