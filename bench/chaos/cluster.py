@@ -22,6 +22,7 @@ from bench.ports import free_port
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet
 from streaming.ids import partition_of
+from streaming.jobs.codec import Usage, decode_terminal
 from streaming.keys import partition_key, prefix
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -229,7 +230,23 @@ class PenstockCluster:
         left = gauges(page.decode())
         for kind in HELD:
             left[kind] = sum((await self.held(kind)).values())
+        left["limits"] = await self._unsettled()
         return left
+
+    async def _unsettled(self) -> float:
+        """What the accounts of limits have beyond the usage that the records of ended jobs tell, or below it: jobs that
+        count as unfinished, and tokens, unless records are forgotten meanwhile. Raises RedisError."""
+        redis: Any = self.wire.redis
+        found, forgotten = 0.0, "PENSTOCK_REDIS_RETENTION_S" in self.environ
+        for partition in self.wire.partitions:
+            async for key in redis.scan_iter(match=partition_key(partition, "account", "*")):
+                account = msgspec.msgpack.decode(await redis.get(key))
+                found += account["queued"] + (0 if forgotten else account["tokens_per_month"])
+            async for key in redis.scan_iter(match=partition_key(partition, "job", "*"), count=1000):
+                held, record = (None, None) if forgotten else await redis.hmget(key, "hold", "record")
+                usage = decode_terminal(record).usage if held and record else Usage()
+                found -= usage.prompt + usage.completion
+        return abs(found)
 
     async def held(self, kind: str) -> dict[str, int]:
         """Keys of a kind, and how much is in each. Raises RedisError."""
