@@ -44,11 +44,12 @@ def _tenant(name: str) -> str:
     return name
 
 
+LimitName = Annotated[str, Field(max_length=64)]
 Names = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=100)]
 Lifetime = Annotated[int, Field(ge=1, le=MAX_EXPIRY_S)]
 
 
-def _limit_settings(given: dict[str, float]) -> LimitSettings:
+def _limit_settings(given: dict[str, int | float]) -> LimitSettings:
     try:
         return msgspec.convert(given, LimitSettings)
     except msgspec.ValidationError as error:
@@ -69,7 +70,7 @@ class KeyUpdate(ClosedBody):
     """What it may call, by the word behind /v1/ in the path; an empty list: all."""
     expires_in_s: Lifetime | None = None
     """Seconds from now on."""
-    limits: Annotated[dict[Annotated[str, Field(max_length=64)], float], AfterValidator(_limit_settings)] | None = None
+    limits: Annotated[dict[LimitName, int | float], AfterValidator(_limit_settings)] | None = None
     """How fast and how much it may use, in place of all earlier limits; empty: no limit."""
 
 

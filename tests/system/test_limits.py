@@ -1,0 +1,141 @@
+"""Limits of keys and tenants through real processes: what a client is told, that changes act, and that batches wait."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from batching import TOKENS, client, content, ended, jsonl, line, said
+from house import ADMIN_TOKEN, Answer, House, eventually, key_rows, unstarted
+from openai import RateLimitError
+
+from bench.ports import free_port
+from cli.__main__ import main
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = (
+    key_rows(
+        slow="limits = { requests_per_minute = 3, tokens_per_minute = 100000 }",
+        poor="limits = { cost_per_day = 0.001 }",
+        many="",
+        bulk="limits = { requests_per_minute = 40 }",
+    )
+    + '[models.sim]\nengine = "sim"\nprice_input = 1.0\nprice_output = 10.0\n'
+    + "[tenants.many]\nlimits = { requests_per_minute = 60 }\n"
+)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    folder = tmp_path_factory.mktemp("house")
+    rows = SETTINGS + f'[keys.ops]\nsha256 = "{hashlib.sha256(ADMIN_TOKEN.encode()).hexdigest()}"\n'
+    (folder / "penstock.toml").write_text(rows + 'tenant = "ops"\nadmin = true\n')
+    with unstarted(folder) as house:
+        house.environ |= {"PENSTOCK_REDIS_PARTITIONS": "4"}
+        house.start_all("workers", "offline")
+        yield house
+
+
+def chat(house: House, key: str, port: int | None = None, **more: Any) -> Answer:
+    body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, **more}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    return house.request("POST", "/v1/chat/completions", json.dumps(body).encode(), headers, port=port)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_official_client_reads_what_is_left_and_is_told_when_to_come_back(house: House, *, stream: bool) -> None:
+    limits = {"requests_per_minute": 3, "tokens_per_minute": 100_000}
+    body = json.dumps({"tenant": "web", "limits": limits}).encode()
+    key = json.loads(house.request("POST", "/admin/keys", body)[2])["key"]
+    ask = client(house, key).with_options(max_retries=0).chat.completions.with_raw_response.create
+    asked: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    left = []
+    for _ in range(3):
+        answer = ask(**asked, stream=stream)
+        left.append(answer.headers["x-ratelimit-remaining-requests"])
+        assert answer.headers["x-ratelimit-limit-requests"] == "3"
+        assert 99_000 < int(answer.headers["x-ratelimit-remaining-tokens"]) < 100_000
+        assert answer.headers["x-ratelimit-reset-tokens"].endswith("s")
+        if stream:
+            assert [chunk for chunk in answer.parse() if chunk.choices]
+    assert left == ["2", "1", "0"]
+    with pytest.raises(RateLimitError) as refused:
+        ask(**asked, stream=stream)
+    assert refused.value.code == "rate_limit_exceeded" and refused.value.param == "requests_per_minute"
+    headers = refused.value.response.headers
+    assert 0 < int(headers["retry-after"]) <= 20 and headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_money_is_a_limit_and_tells_when_it_begins_anew(house: House) -> None:
+    assert chat(house, "poor", max_tokens=50)[0] == 200  # reserves a little more than half of it
+    status, headers, body = chat(house, "poor", max_tokens=99)
+    error = json.loads(body)["error"]
+    assert (status, error["code"], error["param"]) == (429, "budget_exceeded", "cost_per_day")
+    assert headers["x-should-retry"] == "false" and 0 < int(headers["retry-after"]) <= 86_400
+    status, _, body = chat(house, "poor", max_tokens=200)
+    assert (status, json.loads(body)["error"]["code"]) == (400, "request_exceeds_limit")
+
+
+def test_two_hundred_callers_at_two_processes_never_get_more_than_the_limit(house: House) -> None:
+    other = free_port()
+    house.start_api(other)
+    eventually(lambda: house.get("/v1/models", other)[0] == 401)
+    with ThreadPoolExecutor(200) as pool:
+        answers = list(pool.map(lambda at: chat(house, "many", (None, other)[at % 2])[0], range(200)))
+    assert set(answers) == {200, 429}
+    assert 60 <= answers.count(200) <= 70  # with what came back while they asked
+
+
+def test_a_changed_limit_acts_at_every_process(house: House, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
+
+    def command(*words: str) -> dict[str, Any]:
+        assert main(["keys", *words, "--json", "--url", house.url]) == 0
+        return dict(json.loads(capsys.readouterr().out))
+
+    other = free_port()
+    house.start_api(other)
+    made = command("create", "web2", "--limit", "requests_per_minute=1", "--limit", "queued=5")
+    assert made["limits"] == {"requests_per_minute": 1, "queued": 5}
+    eventually(lambda: chat(house, made["key"], other)[0] == 200)
+    assert chat(house, made["key"], other)[0] == 429
+    assert command("update", made["id"], "--limit", "requests-per-minute=6000")["limits"] == {
+        "requests_per_minute": 6000
+    }
+    eventually(lambda: chat(house, made["key"], other)[0] == 200)
+    assert command("update", made["id"], "--limit", "none")["limits"] == {}
+    eventually(lambda: "x-ratelimit-limit-requests" not in chat(house, made["key"], other)[1])
+    for wrong in ({"requests": 1}, {"concurrent": 0}, {"queued": 1.5}, {"cost_per_day": -1}):
+        body = json.dumps({"limits": wrong}).encode()
+        status, _, said = house.request("POST", f"/admin/keys/{made['id']}", body)
+        assert status == 400 and json.loads(said)["error"]["param"] == "limits"
+
+
+def test_a_batch_waits_for_its_limits_and_fails_no_line(house: House) -> None:
+    """Twenty lines take half of a minute's worth at once; the others come as it comes back."""
+    openai = client(house, "bulk")
+    file = openai.files.create(file=("in.jsonl", jsonl([line(n) for n in range(23)])), purpose="batch")
+    batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    done = ended(openai, batch)
+    assert done.status == "completed" and done.request_counts is not None
+    assert (done.request_counts.completed, done.request_counts.failed) == (23, 0)
+    answers = {row["custom_id"]: row for row in content(openai, done.output_file_id)}
+    assert answers["r-22"]["response"]["body"]["choices"][0]["message"]["content"] == said("line 22", TOKENS)
+    assert chat(house, "bulk")[0] == 200
+
+
+def test_a_line_that_never_fits_fails_alone(house: House) -> None:
+    openai = client(house, "poor")
+    lines = [line(0, max_tokens=300), line(1, max_tokens=1)]
+    file = openai.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
+    batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    done = ended(openai, batch)
+    assert done.request_counts is not None
+    assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
+    (row,) = content(openai, done.error_file_id)
+    assert row["custom_id"] == "r-0" and "request_exceeds_limit" in json.dumps(row)
