@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
+from dataclasses import replace as changed
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,7 +22,9 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import Limits, LimitSettings
 from streaming.jobs.waiting import Cost
+from streaming.redis import client as client_module
 from streaming.redis.client import RedisClient
+from streaming.redis.scripts import LIBRARIES, load_library
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +43,9 @@ async def put(
     return await queue.put(job, cost=a_cost(prompt, output), part=part, key=key)
 
 
-def limited(wire: RedisClient, *, price: tuple[float, float] = (0.0, 0.0), **limits: float) -> Queue:
+def limited(wire: RedisClient, price: tuple[float, float] = (0.0, 0.0), /, **limits: Any) -> Queue:
     """A queue in which tenant `t` has these limits."""
-    return Queue(wire, limits=Limits({"t": LimitSettings(**limits)}, {"m": price}))  # type: ignore[arg-type]
+    return Queue(wire, limits=Limits({"t": LimitSettings(**limits)}, {"m": price}))
 
 
 async def refusal(queue: Queue, *args: Any, **changes: Any) -> LimitReached:
@@ -127,7 +131,7 @@ async def test_unfinished_jobs_are_counted_until_their_end(wire: RedisClient, wa
 
 
 async def test_money_is_counted_by_the_models_prices(wire: RedisClient) -> None:
-    queue = limited(wire, price=(2.0, 10.0), cost_per_day=0.1, cost_per_month=1.0)
+    queue = limited(wire, (2.0, 10.0), cost_per_day=0.1, cost_per_month=1.0)
     await put(queue, 1_000, 5_000)  # 0.002 and 0.05
     assert (await refusal(queue, 0, 5_000)).used == pytest.approx(0.052)
     await end_next(wire, 1_000, 100)  # 0.003
@@ -258,3 +262,70 @@ async def test_an_idempotency_key_from_before_the_first_limit_leads_to_its_job(w
         assert (await queue.put(again, idempotency_key=str(number), digest="d")).id == job.id
         with pytest.raises(KeyError):
             await queue.put(again, idempotency_key="other", digest="d", refusal=KeyError())
+
+
+CLOCK = "penstock:{0}:clock"
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch, opened: Callable[..., RedisClient], redis_url: str) -> RedisClient:
+    """A wire whose scripts read the time from a key."""
+    library, name = load_library(), f"{LIBRARIES}{1:08x}"
+    text = library.text.replace("redis.call('TIME')", f"{{0, 1000 * redis.call('GET', '{CLOCK}')}}")
+    own = changed(library, name=name, text=text.replace(library.name, name))
+    monkeypatch.setattr(client_module, "load_library", lambda: own)
+    return opened(redis_url, lease_ms=10**9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_no_window_has_more_than_the_rate_and_a_minutes_worth(clocked: RedisClient, seed: int) -> None:
+    """Whatever is asked, ended early or late, and used of what was reserved."""
+    rng, rate = random.Random(seed), 600
+    queue, now_ms = limited(clocked, tokens_per_minute=rate), 10**12
+    await clocked.redis.set(CLOCK, now_ms)
+    lease, used, running = await a_lease(clocked), list[tuple[int, int]](), list[tuple[int, int, int]]()
+    refused = 0
+    for _ in range(250):
+        step = rng.random()
+        if step < 0.4:
+            now_ms += rng.choice((0, 50, 1_000, 20_000, 90_000))
+            await clocked.redis.set(CLOCK, now_ms)
+        elif step < 0.75 or not running:
+            prompt, output = rng.randrange(1, 100), rng.randrange(200)
+            try:
+                await put(queue, prompt, output)
+                running.append((now_ms, prompt, output))
+            except LimitReached:
+                refused += 1
+        else:
+            accepted_ms, prompt, output = running.pop(0)
+            generated = rng.randrange(output + 1)
+            await end_next(clocked, prompt, generated, lease)
+            used.append((accepted_ms, prompt + generated))
+    used += [(accepted_ms, prompt + output) for accepted_ms, prompt, output in running]
+    assert refused > 5 and len(used) > 50
+    used.sort()
+    for first, (began_ms, _) in enumerate(used):
+        spent = 0
+        for at_ms, tokens in used[first:]:
+            spent += tokens
+            assert spent <= rate + rate * (at_ms - began_ms) / MINUTE_MS + 1
+
+
+async def test_a_rate_comes_back_evenly_and_a_budget_with_its_day(clocked: RedisClient) -> None:
+    midnight_ms = 86_400_000 * 20_000
+    await clocked.redis.set(CLOCK, midnight_ms - 30_000)
+    queue = limited(clocked, requests_per_minute=6, tokens_per_day=9)
+    for _ in range(6):
+        await put(queue)
+    assert (await refusal(queue)).retry_ms == 10_000
+    await clocked.redis.set(CLOCK, midnight_ms - 20_001)
+    assert (await refusal(queue)).retry_ms == 1
+    await clocked.redis.set(CLOCK, midnight_ms - 20_000)
+    assert (await put(queue)).rates[1] == 0
+    await clocked.redis.set(CLOCK, midnight_ms - 1)
+    assert (await refusal(queue, 3)).retry_ms == 1
+    await clocked.redis.set(CLOCK, midnight_ms)
+    await put(queue, 9)
+    await end_next(clocked, 1, 0)  # of the day before: what it gives back is not of this one
+    assert (await refusal(queue, 1)).name == "tokens_per_day"
