@@ -333,7 +333,7 @@ class Lines:
                 case LimitReached() if accepted.retry_ms < 0:
                     refusals[line] = limit_reached(accepted)
                 case LimitReached():
-                    lane_full, self._per_call = True, 1
+                    lane_full, self._per_call, self._reason = True, 1, f"lines wait: {accepted}"
                     self._held_until = time.monotonic() + min(accepted.retry_ms / 1000, MAX_HELD_S)
                 case StoreFull():
                     self._needed[line] = accepted.needed
