@@ -403,8 +403,9 @@ async def _put(
             partition=partition,
             refusal=refusal,
             quota=services.quotas(caller),
-            key=caller.limited,
+            key_limits=caller.limits,
             version=prepared.asked.version_read,
+            caller=caller.name,
         )
     except store.NeverFits as error:
         raise errors.too_large_for_store(job, error.needed) from None

@@ -19,6 +19,7 @@ from api.openai.schemas import JOB_MODELS, MODELS
 from api.query import INTEGER, NUMBER, PARAMS, STRING, Schema
 from api.routes import JOB_HEADERS, ROUTES, Access, Route
 from api.timing import LATENCIES
+from api.usage import AMOUNTS
 from streaming.batches.store import BatchState
 from streaming.fleet.plans import ActionKind, PoolKind
 from streaming.jobs.job import CancelledBy, Endpoint, JobState
@@ -344,6 +345,7 @@ CREATED_KEY = object_of(
 )
 
 
+USED = object_of(**each(INTEGER, *AMOUNTS))
 ANSWERS: dict[str, Schema] = {
     "Error": object_of(error=FAULT),
     "Usage": USAGE,
@@ -449,6 +451,13 @@ ANSWERS: dict[str, Schema] = {
         limits=object_of(**each(maybe(told(NUMBER, "null: no limit.")), *QuotaSettings.__struct_fields__)),
     ),
     "TenantList": list_named("Tenant"),
+    "UsageReport": object_of(
+        object=word_of("usage"),
+        **{name: told(STRING, "A day, in UTC.") for name in ("from", "to")},
+        by=list_of(word_of("day", "tenant", "key", "model")),
+        data=list_of(extended(USED, **dict.fromkeys(("day", "tenant", "key", "model"), STRING))),
+        total=USED,
+    ),
     "ConfiguredKey": CONFIGURED_KEY,
     "CreatedKey": CREATED_KEY,
     "NewKey": extended(CREATED_KEY, key=told(STRING, "The key, which no other answer shows."))

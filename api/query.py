@@ -31,6 +31,7 @@ class Param(NamedTuple):
 
 
 _MOMENT: Schema = NUMBER | {"minimum": 0, "maximum": 1e11}
+_DAY: Schema = STRING | {"format": "date", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"}
 _STATES: Schema = {"enum": [state.value for state in JobState]}
 _LANES: Schema = STRING | {"enum": [lane.value for lane in Priority]}
 
@@ -61,6 +62,12 @@ PARAMS = {
     "lane": Param("lane", _LANES, "Only jobs of this lane."),
     "search": Param("search", STRING | {"maxLength": 64}, "Only jobs whose id begins so, or that have it in their "
                     "metadata or first words."),
+    "from": Param("from", _DAY, "first day, in UTC, such as 2026-11-01: at most 99 days before `to`; without it: 29."),
+    "to": Param("to", _DAY, "last day, in UTC, such as 2026-11-30; without it: today."),
+    "by": Param("by", STRING | {"pattern": "^(day|tenant|key|model)(,(day|tenant|key|model)){0,3}$"}, "columns that "
+                "tell rows apart, of day, tenant, key and model, with commas between them; without it: day."),
+    "usage_tenant": Param("tenant", STRING, "Whose usage; without it: that of all tenants."),
+    "usage_format": Param("format", {"enum": ["json", "csv"]}, "`csv`: as with `Accept: text/csv`."),
     "job_tenant": Param("tenant", STRING, "Whose jobs; `*`: of all keys, at most 20. Without it: your tenant's."),
 }  # fmt: skip
 """By the name that a route has for it (api/routes.py)."""

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from starlette.routing import compile_path
 
 from api import batches, chat, conversations, durable, events, files, health, jobs, moderations, responses, timing
+from api import usage as used
 from api.admin import jobs as all_jobs
 from api.admin import keys, letters, overview, pools, tenants
 from api.console import pages
@@ -139,6 +140,7 @@ _IGNORED = ("X-Ignored-Fields",)
 _KEY = ("Idempotency-Key",)
 _PAGE = ("limit",)
 _JOBS = ("status", "job_model", "lane", "since", "until")
+_USAGE = ("from", "to", "by", "usage_format")
 _ACCEPT = (404, 408, 409)
 _TASK: dict[str, Any] = {
     "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": JOB_HEADERS, "or_job": True
@@ -235,6 +237,8 @@ ROUTES = (
           "Batch", errors=(409,)),
     Route("POST", "/v1/batches/{batch_id}/resume", batches.resume, CALLER, "Resume a paused batch", "Batch",
           errors=(409,)),
+    Route("GET", "/v1/usage", used.own, CALLER, "See what your tenant has used, by day, key and model",
+          "UsageReport", params=_USAGE),
     Route("GET", "/admin/dlq", letters.listing, ADMIN, "List dead letters", "DeadLetterList", params=_PAGE),
     Route("GET", "/admin/dlq/{letter_id}", letters.show, ADMIN, "Show a dead letter", "DeadLetter"),
     Route("DELETE", "/admin/dlq/{letter_id}", letters.drop, ADMIN, "Drop a dead letter", "application/json",
@@ -267,6 +271,8 @@ ROUTES = (
     Route("GET", "/admin/tenants", tenants.listing, ADMIN, "List the storage usage of tenants", "TenantList"),
     Route("GET", "/admin/tenants/{tenant:path}", tenants.show, ADMIN, "Show the storage usage of a tenant", "Tenant",
           errors=(400,)),
+    Route("GET", "/admin/usage", used.every, ADMIN, "See what one tenant or all have used", "UsageReport",
+          params=("usage_tenant", *_USAGE)),
     Route("GET", "/admin/pools", pools.listing, ADMIN, "List worker pools, the leading scheduler and its actions",
           "PoolList"),
     Route("GET", "/admin/pools/{model:path}", pools.show, ADMIN, "Show a model's pool", "Pool"),

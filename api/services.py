@@ -39,6 +39,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import Deliveries, JobRecord, request_record
 from streaming.jobs.relay import Relay
 from streaming.jobs.settings import NO_LIMITS, SEVERAL, UNLIMITED, Limits, QuotaSettings
+from streaming.jobs.usage import UsageCounts
 from streaming.jobs.waiting import Backlog
 from streaming.redis.client import NOW, RedisClient
 from streaming.redis.clock import Clock
@@ -99,6 +100,7 @@ class Services:
             Conversations(store_client, self.headroom),
             DeadLetters(store_client, self.weights),
         )
+        self.usage = UsageCounts(store_client)
         self.plans, self.webhooks = Plans(store_client), Webhooks(store_client)
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)

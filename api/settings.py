@@ -23,7 +23,7 @@ ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[
 
 ENDPOINTS = frozenset((
     *("chat", "completions", "responses", "conversations", "embeddings", "rerank", "tokenize", "detokenize"),
-    *("jobs", "files", "batches", "models", "moderations"),
+    *("jobs", "files", "batches", "models", "moderations", "usage"),
 ))  # fmt: skip
 """What a key may be for: the word behind /v1/ in a path, or its first."""
 

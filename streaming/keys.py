@@ -39,7 +39,7 @@ CATALOGUE = (
     # store), hold (what it reserved of limits), keep (its retention), order (its cost, its tenant's
     # weight, its patience), draft:<epoch> (texts of a response that were given up), born (the partition's epoch at its
     # acceptance), events and webhook (who is told), the letter of its endpoint, the conversation whose turn it is, its
-    # tenant, the reason for which a script ended it, delivered (when its answer was sent).
+    # tenant, the reason for which a script ended it, delivered (when its answer was sent), caller (its key's name).
     # Writers: put, join; claim, decline, release, restart, checkpoint, finish, cancel, reap, salvage, reset, deliver,
     # follow. Lifetime: until retention after its end.
     Key("job:{}", "hash"),
@@ -104,6 +104,15 @@ CATALOGUE = (
     # which they are gone. Writers: put, finish, cancel, claim, reap, salvage, put_conversation, amend_conversation,
     # drop_conversation. Lifetime: until the retention time after its newest entry; so is each field.
     Key("kept:{}", "hash"),
+    # By day (UTC, since 1970), tenant, and `model key`, an API key's name: ended requests, tokens of their prompts and
+    # answers, and cached ones of prompts, each in 64 bits. Writers: finish, cancel, claim, decline, reap, release,
+    # salvage. Lifetime: a hundred days after its first job's end.
+    Key("usage:{}:{}:{}", "string"),
+    # By day and tenant: the rest of the names of `usage`. Writers: as of usage. Lifetime: a hundred days after its
+    # newest entry.
+    Key("used:{}:{}", "set"),
+    # By day: tenants that have used something. Writers and lifetime: as of used.
+    Key("users:{}", "set"),
     # By digest of tenant and idempotency key: job id and digest of the body. Writers: put; finish, cancel, claim,
     # reap. Lifetime: as its job: while that waits or runs, then until retention after its end.
     Key("idem:{}", "string"),

@@ -38,11 +38,6 @@ class Caller:
     created: CreatedKey | None = None
     """Its key, if an admin has created it here."""
 
-    @property
-    def limited(self) -> tuple[str, LimitSettings] | None:
-        """Its name and its limits, as `Queue.put` takes them; None without limits."""
-        return (self.name, self.limits) if self.limits is not None else None
-
 
 LOCAL_CALLER = Caller("local", Priority.INTERACTIVE)
 """The caller at a server without keys, which only this machine can reach."""

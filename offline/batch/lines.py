@@ -321,7 +321,8 @@ class Lines:
         jobs = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, Job)}
         traced = [self._traced(line, job) for line, job in jobs.items()]
         quota = QuotaSettings(store_share=self._lease.batch.store_share)
-        answers = await self._queue.put_parts([job for job, _ in traced], cards, quota, self._lease.batch.key)
+        named = (self._lease.batch.caller, self._lease.batch.key_limits)
+        answers = await self._queue.put_parts([job for job, _ in traced], cards, quota, *named)
         self._per_call = min(2 * self._per_call, JOBS_PER_CALL)
         lane_full, before = False, (len(self._waiting), len(self._needed))
         for line, (job, span), accepted in zip(jobs, traced, answers, strict=True):

@@ -183,8 +183,10 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that its tenant may have waiting, including this batch's."""
     store_share: float | None = None
     """Share of the store that its tenant may take; None: any."""
-    key: tuple[str, LimitSettings] | None = None
-    """Name of the API key that created it and its limits then, if it had any."""
+    caller: str = ""
+    """Name of the key that made it."""
+    key_limits: LimitSettings | None = None
+    """Of that key, as they were then."""
     limited: bool = False
     """Its lines go to the partition of its tenant, which counts in limits."""
     events: str = ""

@@ -90,7 +90,8 @@ class DeadLetters:
         record = await self._reader.record(letter.job)
         if record.fault:
             raise MalformedJob(record.fault)
-        accepted = await self._queue.put(_again(record, replay_job_id(letter.id, letter.job)))
+        job = _again(record, replay_job_id(letter.id, letter.job))
+        accepted = await self._queue.put(job, caller=record.caller)
         with contextlib.suppress(UnknownJob):  # a concurrent replay, which gives the same job, has dropped it
             await self.drop(letter.id)
         return accepted

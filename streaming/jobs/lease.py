@@ -259,8 +259,8 @@ class Lease:
         if finish.with_rows:
             told = encode(end) if len(rows) < LONG_BYTES else encode(Ended(end.job))
         args = (self.id, end.job, finish.run_number, end.state, record, rows, told, finish.dead, end.usage.completion)
-        home = partition_of(end.job) or 0 if partition is None else partition
-        return ("finish", home, (*args, finish.prompt, end.usage.prompt))
+        counts = finish.prompt, end.usage.prompt, end.usage.cached
+        return ("finish", partition_of(end.job) or 0 if partition is None else partition, (*args, *counts))
 
     def checkpoint_call(self, partition: int, job_id: str, run_number: int, frame: int) -> Call:
         """Build the call that records a checkpoint: a run's deltas are read from this frame on; idempotent."""

@@ -112,9 +112,10 @@ class Queue:
         partition: int | None = None,
         refusal: Exception | None = None,
         quota: QuotaSettings = UNLIMITED,
-        key: tuple[str, LimitSettings] | None = None,
         version: int | None = None,
         part: bool = False,
+        caller: str = "",
+        key_limits: LimitSettings | None = None,
     ) -> Accepted:
         """Accept a job.
 
@@ -125,9 +126,10 @@ class Queue:
             partition: Of the job's id; None: compute it.
             refusal: Why no new job is accepted. Only the existing job of the idempotency key is returned then.
             quota: The tenant's storage quota.
-            key: Name and limits of the request's API key, if it has limits.
             version: Of the conversation whose turn the job is, as its request has read it.
             part: The job is a line of a batch, which job lists omit.
+            caller: The name of the API key, which usage and limits have; "": none.
+            key_limits: Of that key.
 
         Raises LaneFull, StoreFull, NeverFits, QuotaExceeded, LimitReached, NoCapacity (only if must_run), KeyReused,
         ConversationChanged (it has another version or a turn, or is gone), Unavailable
@@ -178,8 +180,9 @@ class Queue:
             "preview": "" if part else preview_of(job.prompt),
             "quotas": left or None,
             "share": reserved.share_of_tenant,
+            "caller": caller or None,
         }
-        if limits := self._limits.of(job.tenant, job.model, key):
+        if limits := self._limits.of(job.tenant, job.model, caller, key_limits):
             given |= {**limits, "prompt": cost.prompt, "output": cost.output}
         args = (_encode(given), body, encode_metadata(job.metadata))
         answer: Sequence[Any] = ()
@@ -221,16 +224,17 @@ class Queue:
         jobs: Iterable[Job],
         cards: Mapping[str, ModelCard] | None = None,
         quota: QuotaSettings = UNLIMITED,
-        key: tuple[str, LimitSettings] | None = None,
+        caller: str = "",
+        key_limits: LimitSettings | None = None,
     ) -> list[Accepted | LaneFull | StoreFull]:
         """Accept many lines of a batch together, as jobs that job lists omit; returns the result of each. A refused job
         does not affect those behind it. The call is idempotent if a retry uses the same ids. `cards`: by model name.
-        Raises Unavailable."""
+        `caller`: as in put. Raises Unavailable."""
 
         async def put(job: Job) -> Accepted | LaneFull | StoreFull:
             try:
                 cost = cost_of(job, (cards or {}).get(job.model))
-                return await self.put(job, cost=cost, part=True, quota=quota, key=key)
+                return await self.put(job, cost=cost, part=True, quota=quota, caller=caller, key_limits=key_limits)
             except (LaneFull, StoreFull) as error:
                 return error
 

@@ -135,7 +135,7 @@ class Reaper:
             records = await self._salvager.records(job_ids, bodies=False)
             for job_id, record in zip(job_ids, records, strict=True):
                 if record is None or not was_cut_short(record):  # stored, or lost with its record
-                    await self._client.call("salvage", partition_of(job_id) or 0, job_id, "", "", "", "", 0)
+                    await self._client.call("salvage", partition_of(job_id) or 0, job_id, "", "", "", "", 0, 0, 0)
         finally:
             self._cut_short.clear()
 

@@ -234,6 +234,8 @@ class JobRecord:
     """When its answer was sent, if a client waited for it."""
     preview: str = ""
     """The first words of its prompt; "" of a batch's line, and of a job that an older version put."""
+    caller: str = ""
+    """Name of the key for which it counts."""
     drafts: tuple[bytes, ...] = ()
     """The texts of a response that were given up before the present one, oldest first, each an encoded Draft."""
     fault: str = ""
@@ -351,6 +353,7 @@ def _parsed(
         stamps=stamps_of(job, state, raw, terminal),
         delivered=delivered,
         preview=raw.get("preview", b"").decode(errors="replace"),
+        caller=word("caller"),
         drafts=tuple(draft for _, draft in sorted((int(name[6:]), raw[name]) for name in raw if name[:6] == "draft:")),
         fault="" if fault is None else str(fault),
         is_newer_body=isinstance(fault, NewerMessage),

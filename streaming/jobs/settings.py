@@ -78,10 +78,10 @@ class Limits:
     def __init__(self, tenants: Mapping[str, LimitSettings], prices: Mapping[str, tuple[float, float]]) -> None:
         self._tenants, self._prices = tenants, prices
 
-    def of(self, tenant: str, model: str, key: tuple[str, LimitSettings] | None) -> dict[str, Any]:
-        """What `put` is told: the limits of the tenant and of the request's key, with prices of one token; nothing
-        without any. `key`: its name and its limits."""
-        found = [(f"key:{key[0]}", key[1])] if key is not None else []
+    def of(self, tenant: str, model: str, key: str, of_key: LimitSettings | None) -> dict[str, Any]:
+        """What `put` is told: the limits of the tenant and of the request's key, by its name, with prices of one token;
+        nothing without any."""
+        found = [(f"key:{key}", of_key)] if of_key is not None else []
         if own := self._tenants.get(tenant):
             found.append((f"tenant:{tenant}", own))
         prices = self._prices.get(model, (0.0, 0.0))

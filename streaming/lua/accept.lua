@@ -92,6 +92,8 @@ if given.max_reserved then
   round.reserved_total = round.reserved_total + may_write
 end
 
+local more = part and {} or {'preview', given.preview or ''}
+if given.caller then more[#more + 1], more[#more + 2] = 'caller', given.caller end
 local ends = usage_span_end(keep)
 if own == 0 then enter_tenant(model, priority, tenant, waiting == 0) end
 local entry = redis.call('XADD', lane, '*', 'job', id)
@@ -100,7 +102,7 @@ if round.earlier and round.earlier.lane ~= lane then round.earlier = nil end
 sizes[arrivals], sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
   'lane', lane, 'entry', entry, 'keep', keep, 'owed', may_write, 'size', part and '' or size .. ':' .. ends,
-  'order', given.order, 'endpoint', given.endpoint, unpack(part and {} or {'preview', given.preview or ''}))
+  'order', given.order, 'endpoint', given.endpoint, unpack(more))
 add_to_line(arrivals, line, member, id, now, now + given.patience_ms)
 if conversation then
   begin_turn(conversation, id)

@@ -151,10 +151,11 @@ return tonumber(string.match(redis.call('HGET', job, 'done') or '', '^%d+$')) or
 #!lua name=salvage flags=allow-oom roles=api,worker,offline
 -- Stores the record of a job that a script ended after a worker had begun it, with the tokens that its workers have
 -- logged, and charges its tenant for them; their logs are then needed no more. Idempotent.
--- ARGV: id, state, its runs, record, its rows, tokens that the job has generated, those of its prompts
+-- ARGV: id, state, its runs, record, its rows, tokens that the job has generated, of its prompts, and cached of these
 -- Returns: 1 | 0 (not kept, or it has a record, or another state or other runs than these)
 local id, state, runs, record, rows = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local s = redis.pcall('HMGET', job_key(id), 'state', 'runs', 'record', 'keep', 'tenant', 'size', 'lane', 'order', 'hold')
+local s = redis.pcall('HMGET', job_key(id), 'state', 'runs', 'record', 'keep', 'tenant', 'size', 'lane', 'order',
+  'caller', 'done', 'hold')
 redis.call('ZREM', cut_key(), id)
 if s.err or s[1] ~= state or s[2] ~= runs or s[3] then return 0 end
 redis.call('HSET', job_key(id), 'record', record, 'rows', rows)
@@ -163,7 +164,8 @@ if s[5] and (s[6] or '') ~= '' then
 end
 local generated = parse_number(ARGV[6])
 if parse_lane(s[7]) and generated then charge_rest(s[7], s[5] or '', s[8], generated, 0) end
-if s[9] then settle_limits(s[9], false, parse_number(ARGV[7]) or 0, generated or 0) end
+count_usage(s[5] or '', parse_lane(s[7]) or '', s[9], parse_number(s[10]) or now_ms(), 0, ARGV[7], generated or 0, ARGV[8])
+if s[11] then settle_limits(s[11], false, parse_number(ARGV[7]) or 0, generated or 0) end
 release_logs(id, runs)
 return 1
 

@@ -179,6 +179,18 @@ local function let_go(job, id, s, model, priority, result, prompt, generated)
   if s[15] then settle_limits(s[15], true, prompt, generated) end
 end
 
+-- Count what a job has used for its tenant, model and key and the day (UTC) of its end, `done` in its record. The script that
+-- notes the end of a job calls this once; `salvage` adds the tokens of one that a script has ended.
+local function count_usage(tenant, model, caller, done, requests, prompt, completion, cached)
+  local key = usage_key(math.floor(done / DAY_MS), tenant, model .. ' ' .. (caller or ''))
+  local sums = round.used and round.used[key]
+  if sums then
+    sums[1], sums[2], sums[3], sums[4] = sums[1] + requests, sums[2] + prompt, sums[3] + completion, sums[4] + cached
+  else
+    cache('used')[key], round.buffered = {requests, prompt, completion, cached}, true
+  end
+end
+
 -- Note the end of a job that no worker ends, before let_go, and tell those who wait for it. The process whose sweep takes
 -- its id from `script_ends` writes the record of the request.
 local MAX_SCRIPT_ENDS = 10000
@@ -191,6 +203,7 @@ local function close_job(id, s, state, reason, now)
   redis.call('EXPIRE', script_ends_key(), SCRIPT_ENDS_EXPIRY_S)
   redis.call('ZREM', timers_key(), id)
   if s[7] then emit_event(s[7], id, s[11] or '', 'job.' .. state, true) end
+  count_usage(s[11] or '', parse_lane(s[2]) or '', redis.call('HGET', job_key(id), 'caller'), now, 1, 0, 0, 0)
   publish(s[4], cmsgpack.pack({'e', id}))
 end
 

@@ -116,9 +116,13 @@ end
 -- the last call or when a list reaches 1,000 values. Lists: `entries`, of ended jobs by lane; `releases`, jobs to remove
 -- from a worker's claims; `listings`, scores and ids for a tenant's job list, kept for `listing_keep_s`; `members`, scores and
 -- members of a lane's index by key. Sums: `reservations`, changes of reserved bytes by model and priority, and `tenant_owed`, by
--- tenant; `usage`, changes of a tenant's usage; `charges`, what tenants are charged, by lane.
+-- tenant; `usage`, changes of a tenant's usage; `charges`, what tenants are charged, by lane; `used`, counts of
+-- a day's usage, by key.
 local NONE = {}
-local BUFFERED = {'members', 'entries', 'releases', 'listings', 'reservations', 'tenant_owed', 'usage', 'charges'}
+local BUFFERED = {'members', 'entries', 'releases', 'listings', 'reservations', 'tenant_owed', 'usage', 'charges', 'used'}
+
+-- For so long (s) a day's usage is kept; docs/api.md says so.
+local USAGE_RETENTION_S = 100 * 86400
 
 local function flush_writes()
   if not round.buffered then return end
@@ -158,6 +162,17 @@ local function flush_writes()
   for lane, sums in pairs(round.charges or NONE) do
     local model, priority = parse_lane(lane)
     for tenant, change in pairs(sums) do charge_tenant(model, priority, tenant, change) end
+  end
+  for key, sums in pairs(round.used or NONE) do -- pcall: a count that cannot be added keeps no job from its end
+    local cached = tonumber(sums[4]) > 0 and {'INCRBY', 'i64', '#3', sums[4]} or NONE
+    local found = redis.pcall('BITFIELD', key, 'INCRBY', 'i64', '#0', sums[1], 'INCRBY', 'i64', '#1', sums[2],
+      'INCRBY', 'i64', '#2', sums[3], unpack(cached))
+    if found[1] == sums[1] then -- once a day
+      local day, tenant, who = string.match(key, ':(%d+):([^:]*):(.*)$', #P)
+      redis.call('SADD', used_key(day, tenant), who)
+      redis.call('SADD', users_key(day), tenant)
+      for _, each in ipairs({key, used_key(day, tenant), users_key(day)}) do redis.call('EXPIRE', each, USAGE_RETENTION_S) end
+    end
   end
   for _, kind in ipairs(BUFFERED) do round[kind] = nil end
   round.buffered = false

@@ -143,9 +143,9 @@ async def test_what_is_left_is_what_has_no_answer(lines: Lines, monkeypatch: pyt
     seen: list[int] = []
     put = lines._queue.put_parts
 
-    async def watched(jobs: Sequence[Job], cards: Any, quota: Any, key: Any) -> Any:
+    async def watched(jobs: Sequence[Job], cards: Any, *more: Any) -> Any:
         seen.append(lines.tokens_left)
-        return await put(jobs, cards, quota, key)
+        return await put(jobs, cards, *more)
 
     monkeypatch.setattr(lines._queue, "put_parts", watched)
     await lines.feed()

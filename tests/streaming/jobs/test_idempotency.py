@@ -193,6 +193,7 @@ def test_every_key_of_the_catalogue_tells_its_names_apart() -> None:
         0: [()],
         1: [(name,) for name in free],
         2: pairs,
+        3: [(day, tenant, who) for day in ("1", "20787") for tenant in ("", "a", "b") for who in free],
         4: [(str(len(model)), model, priority, tenant) for model, priority in pairs for tenant in free],
     }
     for key in CATALOGUE:

@@ -37,10 +37,16 @@ def a_cost(prompt: int, output: int) -> Cost:
 
 
 async def put(
-    queue: Queue, prompt: int = 1, output: int = 0, *, part: bool = False, key: Any = None, **changes: Any
+    queue: Queue,
+    prompt: int = 1,
+    output: int = 0,
+    *,
+    part: bool = False,
+    key: LimitSettings | None = None,
+    **changes: Any,
 ) -> Accepted:
     job = a_job(queue, id=queue.new_id("t"), **changes)
-    return await queue.put(job, cost=a_cost(prompt, output), part=part, key=key)
+    return await queue.put(job, cost=a_cost(prompt, output), part=part, caller="k", key_limits=key)
 
 
 def limited(wire: RedisClient, price: tuple[float, float] = (0.0, 0.0), /, **limits: Any) -> Queue:
@@ -159,7 +165,7 @@ async def test_budgets_begin_anew_with_the_day_and_the_month_of_utc(wire: RedisC
 
 
 async def test_a_key_and_its_tenant_both_hold(wire: RedisClient) -> None:
-    queue, mine = limited(wire, requests_per_minute=3), ("k", LimitSettings(requests_per_minute=2))
+    queue, mine = limited(wire, requests_per_minute=3), LimitSettings(requests_per_minute=2)
     await put(queue, key=mine)
     assert (await put(queue, key=mine)).rates[:2] == (2, 0)
     assert (await refusal(queue, key=mine)).account == "key:k"

@@ -178,7 +178,7 @@ class OrderMachine(StoreMachine):
         self.overdue.discard(job_id)
         if begun:
             runs = self.run(self._runs(job_id))
-            stored = ("cancelled", runs, "record", "rows", generated)
+            stored = ("cancelled", runs, "record", "rows", generated, 0, 0)
             assert self.run(self.wire.call("salvage", 0, job_id, *stored)) == 1
             self.model.finish(job_id, generated)
             assert self.run(self.wire.call("salvage", 0, job_id, *stored)) == 0

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from streaming.jobs.history import LogName, read_log
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.settings import QuotaSettings
+from streaming.jobs.usage import UsageCounts
 from streaming.keys import BROKER, CATALOGUE, FLEET, FLEET_SLOT, fleet_key, partition_key, prefix
 from streaming.redis import scripts
 from streaming.redis.client import RedisClient, ScriptBatcher
@@ -363,7 +365,7 @@ SENT: Mapping[str, Calls] = {
         Queue(wire, Headroom(wire)).shorten_retention([JOB], 5), ConsoleSessions(wire).find("x"),
         Conversations(wire).read(CONVERSATION, TENANT), wire.ask(LEADER),
         wire.ask(VERSION), ApiKeys(wire).read(), ApiKeys(wire).used(), ApiKeys(wire).note_used({"key_1": 1}),
-        ApiKeys(wire).change("key_1", lambda key: key),
+        ApiKeys(wire).change("key_1", lambda key: key), drained(UsageCounts(wire).read([date(1970, 1, 1)])),
     ],
     "worker": lambda wire: [
         Fleet(wire).cards(), drained(read_log(wire, 0, LOG, 1)),
@@ -396,6 +398,8 @@ def fill(root: Redis) -> None:
     root.zadd(partition_key(0, "hooks"), {MESSAGE: 1})
     root.zadd(partition_key(0, "expiring"), {FILE: 1, BATCH: 1})
     root.zadd(fleet_key("procs"), {"p": 1})
+    root.sadd(partition_key(0, "users", "0"), TENANT)
+    root.sadd(partition_key(0, "used", "0", TENANT), "sim key")
 
 
 def kind_of(word: str) -> str | None:
