@@ -17,7 +17,7 @@ from worker_report import a_worker
 from penstock.engine import Capabilities, Logprob, ModelCard, Sampling
 from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, QuotaExceeded, StoreFull, Unavailable
 from streaming.fleet.processes import Fleet
-from streaming.ids import new_job_id, partition_of
+from streaming.ids import new_conversation_id, new_job_id, partition_of
 from streaming.jobs.codec import Delta, Run, Section, Terminal
 from streaming.jobs.conversations import ConversationItem, Conversations
 from streaming.jobs.job import Job, JobState
@@ -213,15 +213,15 @@ async def test_conversations_count_against_their_tenants_share(small: tuple[Redi
     conversations, quota = Conversations(wire, headroom), QuotaSettings(store_share=0.05)
     text = msgspec.Raw(msgspec.json.encode("x" * (MIB // 2)))
     items = [ConversationItem("msg_1", text)]
-    made = await conversations.create(conversations.new_id("t"), "t", {}, items, quota)
+    made = await conversations.create(new_conversation_id(0), "t", {}, items, quota)
     with pytest.raises(QuotaExceeded) as refused:
         for number in range(2, 9):
             await conversations.add(made, [ConversationItem(f"msg_{number}", text)], quota)
             made = await conversations.read(made.id, "t")
     assert refused.value.name == "store_share"
     with pytest.raises(QuotaExceeded):
-        await conversations.create(conversations.new_id("t"), "t", {}, items, quota)
-    await conversations.create(conversations.new_id("t"), "other", {}, items, quota)
+        await conversations.create(new_conversation_id(0), "t", {}, items, quota)
+    await conversations.create(new_conversation_id(0), "other", {}, items, quota)
 
 
 async def test_jobs_lines_and_conversations_share_one_share(small: tuple[RedisClient, Redis]) -> None:
@@ -241,7 +241,7 @@ async def test_jobs_lines_and_conversations_share_one_share(small: tuple[RedisCl
     assert 0 < len(kept) < len(lines) - len(refused), "a tenant's lines leave it some room for its requests"
     text = msgspec.Raw(msgspec.json.encode("x" * MIB))
     with pytest.raises(QuotaExceeded):
-        await conversations.create(conversations.new_id("t"), "t", {}, [ConversationItem("msg_1", text)], quota)
+        await conversations.create(new_conversation_id(0), "t", {}, [ConversationItem("msg_1", text)], quota)
 
 
 async def tenant_owed(wire: RedisClient, partition: int) -> int:
