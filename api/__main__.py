@@ -21,7 +21,7 @@ from api.auth.keys import Keyring, check_exposure, check_keyless
 from api.health import live_samples
 from api.openai.content import input_rules
 from api.services import Services
-from api.settings import ApiSettings, KeySettings
+from api.settings import ApiSettings, KeySettings, ModerationSettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import (
     RESERVED_FILES,
@@ -65,6 +65,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "quotas": QuotaSettings,
     "tenants": TenantSettings,
     "content": ContentSettings,
+    "moderation": ModerationSettings,
 }
 
 LIVE_TIMEOUT_S = 5.0
@@ -99,8 +100,9 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
 
 
 def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str) -> Services:
-    tenants = config.table("tenants", TenantSettings)
+    tenants, moderation = config.table("tenants", TenantSettings), config.section("moderation", ModerationSettings)
     models = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
+    moderation.check(models)
     return Services(
         settings=config.section("api", ApiSettings),
         store_client=RedisClient.open(config.section("redis", RedisSettings)),
@@ -118,6 +120,7 @@ def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str)
         weights=weights_of(tenants),
         limits=limits_of(tenants, models),
         content=input_rules(config.table("content", ContentSettings), content_of(tenants), telemetry.metrics),
+        moderation=moderation,
         records=telemetry.keep_records(),
         name=name,
     )

@@ -17,7 +17,7 @@ from api.auth.keys import Caller, Keyring
 from api.openai.content import InputRules
 from api.openai.errors import model_not_found
 from api.openai.rendering import Facts, fingerprint
-from api.settings import ApiSettings
+from api.settings import ApiSettings, ModerationSettings
 from api.waits import WaitEstimates, WaitSampler
 from penstock.engine import ModelCard
 from penstock.loops import ExpectedErrors, run_periodically, supervise
@@ -77,6 +77,7 @@ class Services:
     """By tenant, see TenantSettings."""
     limits: Limits = NO_LIMITS
     content: InputRules | None = None
+    moderation: ModerationSettings = ModerationSettings()  # noqa: RUF009
     subscriptions: EventSubscriptions = field(default_factory=lambda: EventSubscriptions(EventSettings(), {}))
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """Model cards that workers wrote when they loaded the models, refreshed in the background."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from api.settings import ApiSettings, KeySettings
+from api.settings import ApiSettings, KeySettings, ModerationSettings
 from cli.instance import DataDir, UpSettings, settings_file
 from cli.output import Problem, ProgressLine
 from cli.supervisor import Program, signal_name
@@ -70,12 +70,16 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "quotas": QuotaSettings,
     "tenants": TenantSettings,
     "content": ContentSettings,
+    "moderation": ModerationSettings,
 }
 """Every section of a deployment and the struct that validates it."""
 
 SHARED = ("up", "redis", "telemetry", "records", "models")
 READ_BY = {
-    "api": (*SHARED, "api", "files", "batch", "keys", "webhooks", "events", "quotas", "tenants", "content"),
+    "api": (
+        *(*SHARED, "api", "files", "batch", "keys", "webhooks", "events", "quotas", "tenants", "content"),
+        "moderation",
+    ),
     "worker": (*SHARED, "worker", *ENGINES, "tenants", "content"),
     "scheduler": (*SHARED, "scheduler", "kubernetes"),
     "offline": (*SHARED, "api", "files", "batch", "offline", "webhooks", "events", "quotas", "tenants", "content"),
@@ -221,6 +225,7 @@ def load_deployment(
         models = _models(config, up)
         tenants = content_of(config.table("tenants", TenantSettings))
         rules_of(config.table("content", ContentSettings), tenants, ["input", "output"])  # raises errors
+        config.section("moderation", ModerationSettings).check(models)
     config.raw["models"] = {name: msgspec.to_builtins(model) for name, model in models.items()}
     config.raw.setdefault("up", {})["data_dir"] = str(up.data_dir.absolute())
     return _of(config, models)

@@ -420,6 +420,11 @@ def no_capacity(retry_s: float, eta_ms: int | None = None) -> ApiError:
     return ApiError(503, "no_capacity", message, headers=retry_after(retry_s), eta_ms=eta_ms)
 
 
+def no_verdict(model: str) -> ApiError:
+    message = f"The moderation model {model!r} gave no verdict in time, or none that can be read. Try again later."
+    return ApiError(503, "no_verdict", message, headers=retry_after(5))
+
+
 def store_full(reason: str) -> ApiError:
     """Admission ends before the store is full, so that what was accepted can be finished."""
     return ApiError(503, "no_capacity", f"Nothing more is accepted now: {reason}.", headers=retry_after(5))

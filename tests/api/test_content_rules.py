@@ -175,7 +175,7 @@ async def test_moderations_answer_by_the_same_rules(api: LocalApi) -> None:
         (result,) = reply.json()["results"]
         assert result["categories"].keys() == names and result["flagged"] == bool(names)
         assert result["category_scores"] == {name: float(hit) for name, hit in result["categories"].items()}
-    for wrong, status in (({"input": []}, 400), ({"input": "x", "model": "omni-moderation-latest"}, 400), ({}, 400)):
+    for wrong, status in (({"input": []}, 400), ({"input": "x", "model": "omni-moderation-latest"}, 404), ({}, 400)):
         assert (await api.client.post("/v1/moderations", json=wrong, headers=RED)).status_code == status
     api.services.content = None
     reply = await api.client.post("/v1/moderations", json={"input": "project falcon"}, headers=RED)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from api.settings import ApiSettings, KeySettings
+from api.settings import ApiSettings, KeySettings, ModerationSettings
 from cli.instance import UpSettings
 from offline.settings import OfflineSettings
 from penstock.config import FLAGS, SECTIONS, Config, ConfigError, Sources, build, field_meanings, load
@@ -111,7 +111,7 @@ DOCUMENTED: dict[str, type[msgspec.Struct]] = {
     "models.<name>.targets.<lane>": LatencyTargets, "models.<name>.shapes.<shape>": ShapeSettings,
     "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
     "quotas": QuotaSettings, "tenants.<name>": TenantSettings,
-    "content.<name>": ContentSettings,
+    "content.<name>": ContentSettings, "moderation": ModerationSettings,
     **sections(),
 }  # fmt: skip
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -131,6 +131,7 @@ IN_WORDS: dict[str, tuple[Any, ...]] = {
     "`{}`": ({}, QuotaSettings(), Resources(), LaneTargets()),
     "`[]`": ((),),
     '`["input", "output"]`': (("input", "output"),),
+    "Llama Guard 3's": (ModerationSettings().categories,),
 }
 """What a default that is said in words may be."""
 

@@ -85,6 +85,7 @@ BODIES: Mapping[str, Any] = {
     "POST /v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "x"}]},
     "POST /v1/embeddings": {"model": "sim", "input": "x"},
     "POST /v1/rerank": {"model": "sim", "query": "x", "documents": ["x"]},
+    "POST /v1/moderations": {"input": "x"},
     "POST /tokenize": {"model": "sim", "prompt": "x"},
     "POST /detokenize": {"model": "sim", "tokens": [1]},
 }
