@@ -218,6 +218,62 @@ def test_a_link_that_is_pasted_into_an_open_page_logs_in(stage: Stage) -> None:
     stage.page.wait("document.querySelector('.verdict')")
 
 
+def test_a_key_is_created_rotated_and_revoked(stage: Stage) -> None:
+    """It is shown once, works until it is replaced, and a question stands before each change. By keyboard: the field
+    has the focus, Enter sends, and Escape does not close what is shown only once."""
+    page, house = stage.page, stage.house
+
+    def answers(key: str) -> int:
+        return house.request("GET", "/v1/models", headers={"Authorization": f"Bearer {key}"})[0]
+
+    def shown() -> str:
+        """The secret, once; then it is nowhere in the page."""
+        page.wait("document.querySelector('dialog[open] input[readonly]')")
+        key = str(page.run("document.querySelector('dialog input[readonly]').value"))
+        page.press("Escape")
+        assert page.run("document.querySelector('dialog[open] input[readonly]') !== null"), "Escape loses the key"
+        page.click("dialog button:not(.primary)")
+        page.wait("!document.querySelector('dialog')")
+        assert key not in str(page.run("document.documentElement.outerHTML + JSON.stringify(localStorage)"))
+        return key
+
+    stage.open("/keys")
+    page.wait("document.body.innerText.includes('There are no keys.')")
+    page.run("document.querySelector('section button.primary').focus()")
+    page.press("Enter")
+    page.wait("document.querySelector('dialog[open]')?.innerText.includes('It is the first one')")
+    page.press("Enter")
+    page.wait("document.querySelector('#key-error').textContent === 'Enter a tenant.'")
+    page.command("Input.insertText", text="team a")
+    page.press("Enter")
+    page.wait("document.querySelector('#key-error').textContent.includes('tenant')")
+    page.run("document.querySelector('dialog input[name=tenant]').value = ''")
+    page.type("dialog input[name=tenant]", "team-a")
+    page.type("dialog input[name=label]", "nightly <b>runs</b>")
+    page.type("dialog input[name=endpoints]", "models, jobs")
+    page.press("Enter")
+    first = shown()
+    assert answers(first) == 200 and answers("sk-none") == 401
+    page.wait("document.querySelector('tbody tr')?.innerText.includes('nightly <b>runs</b>')")
+    page.wait("document.querySelector('tbody tr').innerText.includes('models, jobs')")
+    page.click("button[aria-label^='Rotate nightly']")
+    page.click("dialog .danger")
+    second = shown()
+    assert (answers(first), answers(second)) == (401, 200)
+    page.click("button[aria-label^='Revoke nightly']")
+    page.wait("document.querySelector('dialog[open]')?.innerText.includes('For good')")
+    page.press("Escape")
+    page.wait("!document.querySelector('dialog')")
+    assert answers(second) == 200, "Escape keeps it"
+    page.click("button[aria-label^='Revoke nightly']")
+    page.click("dialog .danger")
+    page.wait("document.querySelector('#status').textContent.includes('is revoked')")
+    assert answers(second) == 401
+    page.wait("document.querySelector('details summary')?.textContent === '1 revoked or expired key'")
+    page.wait("document.body.innerText.includes('No key is valid.')")
+    assert not [each for each in page.errors if "400 (Bad Request)" not in each], page.errors
+
+
 def test_the_keyboard_is_enough(stage: Stage) -> None:
     for _ in range(3):
         stage.house.post("/v1/jobs", {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})

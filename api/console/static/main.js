@@ -7,9 +7,10 @@ import { chat } from "./chat.js";
 import { clock } from "./format.js";
 import { job } from "./job.js";
 import { jobs } from "./jobs.js";
+import { keys } from "./keys.js";
 import { letters } from "./letters.js";
 import { signIn } from "./login.js";
-import { keys, models, overview } from "./overview.js";
+import { models, overview } from "./overview.js";
 import { draw, empty, failed, h, heading } from "./parts.js";
 
 const OFF = "penstock-console-keys-off";

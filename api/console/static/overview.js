@@ -1,32 +1,9 @@
 // Overview: whether jobs flow, what is wrong, and the numbers behind it; one request every two seconds.
-// Models: what each can do, its engine, and the workers that serve it. Keys: whose they are, and what tenants store.
+// Models: what each can do, its engine, and the workers that serve it.
 
 import { ADDRESS, api, watch } from "./api.js";
 import { bytes, count, milliseconds, plural, rate, seconds } from "./format.js";
-import { badge, chart, draw, empty, facts, failed, fromCode, h, heading, livePage, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
-
-export function keys(page) {
-  const read = () => Promise.all(["/admin/keys", "/admin/tenants"].map((path) => api.get(path, { signal: page.signal })));
-  livePage(page, "Keys and storage", 5000, read, ([found, tenants]) => [keyTable(found.data), storage(tenants.data),
-    fromCode(["Terminal", "penstock tenants"], ["penstock.toml", "[keys.team-a]\nsha256 = \"...\"        # printf %s KEY | sha256sum\ntenant = \"team-a\"\npriority = \"standard\"   # the highest lane"])]);
-}
-
-function keyTable(all) {
-  if (!all.length) return section("Keys", empty("No keys are configured.", "The server answers only to this machine. Add a key in penstock.toml before others use it."));
-  return section("Keys", table("Configured keys", [["Name", "head"], ["Tenant"], ["Highest lane"], ["May administer"], ["Tokens of batches", "num"]], all.map((key) =>
-    [key.name, key.name, tenantLink(key.tenant), key.highest_lane, key.admin ? "yes" : "no", key.batch_tokens === null ? "default" : count(key.batch_tokens)])));
-}
-
-function storage(all) {
-  return section("Storage", table("Storage of each tenant", [["Tenant", "head"], ["Jobs", "num"], ["Waiting", "num"], ["Running", "num"], ["Requests", "num"], ["Results", "num"], ["Files", "num"], ["Bytes of files", "num"]], all.map((one) => [one.tenant,
-    tenantLink(one.tenant), limited(one.jobs, one.limits.jobs, count), count(one.waiting), count(one.running),
-    limited(one.job_bytes, one.limits.job_bytes, bytes), limited(one.result_bytes, one.limits.result_bytes, bytes), count(one.files), limited(one.file_bytes, one.limits.file_bytes, bytes)])));
-}
-
-function limited(used, limit, shown) {
-  const full = limit && used / limit > 0.9;
-  return [h("span", { class: full ? "warn-text" : null }, shown(used)), limit !== null && limit !== undefined && h("span", { class: "dim" }, ` of ${shown(limit)}`)];
-}
+import { badge, chart, draw, empty, facts, failed, fromCode, h, heading, livePage, loading, modelLink, section, table, when, workerLink } from "./parts.js";
 
 export function models(page) {
   let named = decoded(location.hash.slice(1)); // a model or a worker: it is scrolled to once

@@ -10,6 +10,7 @@ const STATES = {
   ready: ["good", "✓"], starting: ["wait", "◷"], draining: ["warn", "↧"], drained: ["dim", "⊘"],
   validating: ["wait", "◷"], finalizing: ["run", "▶"], cancelling: ["warn", "⊘"], paused: ["warn", "‖"],
   lost: ["bad", "✕"], handed_back: ["warn", "↩"], preempted: ["warn", "⇅"],
+  valid: ["good", "✓"], revoked: ["dim", "⊘"],
 };
 
 /** A state as word, shape and colour. */
