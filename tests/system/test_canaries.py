@@ -33,10 +33,11 @@ NAMES = (
     "prompt", "failing_prompt", "poison_prompt", "waiting_prompt", "idempotency_key", "metadata", "unknown_field",
     "bad_json", "query", "path", "cookie", "x_api_key", "file_line", "form_field", "schema", "stop", "huge", "record",
     "setting_url", "setting_secret", "setting_key", "body_model", "user", "answered_prompt", "batch_prompt",
-    "answer", "batch_answer",
+    "answer", "batch_answer", "created_key", "rotated_key", "judged_text",
 )  # fmt: skip
 INFRASTRUCTURE = (
-    "bob_key", "admin_key", "redis_password", "wrong_password", "webhook_secret", "webhook_url", "record",
+    "bob_key", "admin_key", "redis_password", "wrong_password", "webhook_secret", "webhook_url",
+    "created_key", "rotated_key", "record",
 )  # fmt: skip
 """Those that no client sent: no answer to anybody may hold them."""
 
@@ -55,7 +56,11 @@ class Canaries(dict[str, str]):
             self[answer] = said(self[prompt], ANSWER_TOKENS)
 
     def found_in(self, text: str, names: tuple[str, ...] = NAMES) -> list[str]:
-        return [name for name in names if self[name].rpartition("-")[2].removeprefix("whsec_") in text]
+        return [name for name in names if self._part(name) in text]
+
+    def _part(self, name: str) -> str:
+        value, made = self[name], "sk-penstock-"  # what a server has made may have a hyphen anywhere
+        return value.removeprefix(made) if value.startswith(made) else value.rpartition("-")[2].removeprefix("whsec_")
 
 
 class Told:
@@ -63,13 +68,13 @@ class Told:
 
     def __init__(self, house: House, canaries: Canaries) -> None:
         self.house, self.canaries = house, canaries
-        self.answers: dict[str, list[str]] = {"ann": [], "bob": [], "admin": [], "nobody": []}
+        self.answers: dict[str, list[str]] = {name: [] for name in ("ann", "bob", "admin", "nobody", "web", "new")}
 
     def ask(
         self, who: str, method: str, path: str, body: Any = None, /, **headers: str
     ) -> tuple[int, dict[str, Any] | None]:
         """The status, and the body if it is JSON; headers are named with underscores."""
-        keys = {"ann": "api_key", "bob": "bob_key", "admin": "admin_key"}
+        keys = {"ann": "api_key", "bob": "bob_key", "admin": "admin_key", "web": "created_key", "new": "rotated_key"}
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         if who in keys and "Authorization" not in given:
             given["Authorization"] = f"Bearer {self.canaries[keys[who]]}"
@@ -108,6 +113,8 @@ sha256 = "{bob}"
 tenant = "ops"
 admin = true
 sha256 = "{ops}"
+[moderation]
+model = "sim"
 [webhooks.hook]
 url = "http://127.0.0.1:{closed}/hook?token={hook}"
 secret = "{secret}"
@@ -152,6 +159,8 @@ def test_no_secret_comes_out_again(told: Told, collector: Collector) -> None:
     malformed_batch(told)
     good_batch(told)
     webhook_fails(told)
+    keys_are_made(told)
+    text_is_judged(told)
     others_look(told)
     arguments = told_by_arguments(house)
     store_down(told)
@@ -167,6 +176,8 @@ def test_no_secret_comes_out_again(told: Told, collector: Collector) -> None:
     assert "http.route" in spans and "penstock.job.id" in spans and "penstock_" in metrics
     for text in (logs, spans, metrics, arguments, refused_settings):
         assert not (found := canaries.found_in(text)), f"{found} in {text[:200]}"
+    kept = "".join(path.read_bytes().decode("latin-1") for path in house.folder.rglob("*") if path.is_file())
+    assert "key_" in kept and not canaries.found_in(kept, ("created_key", "rotated_key")), "the store has hashes"
     of_ann = tuple(name for name in NAMES if name not in ("bob_key", "admin_key"))
     for who in ("bob", "nobody"):
         assert not canaries.found_in("".join(told.answers[who]), of_ann), who
@@ -311,6 +322,37 @@ def webhook_fails(told: Told) -> None:
         return bool(listed) and any(each["attempts"] for each in listed["data"])
 
     eventually(tried)
+
+
+def keys_are_made(told: Told) -> None:
+    """A key is created, used, refused, rotated and revoked. Only the answer that makes it has it."""
+    canaries = told.canaries
+
+    def made(path: str, name: str, body: dict[str, Any]) -> str:
+        status, _, data = told.house.post(path, body, {"Authorization": f"Bearer {canaries['admin_key']}"})
+        assert status in (200, 201)
+        canaries[name] = json.loads(data)["key"]
+        return str(json.loads(data)["id"])
+
+    key = made("/admin/keys", "created_key", {"tenant": "web", "label": "of a page", "endpoints": ["chat", "jobs"]})
+    for who, status in (("web", 200), ("new", 401)):
+        assert told.ask(who, "POST", "/v1/chat/completions", chat("x"))[0] == status
+    made(f"/admin/keys/{key}/rotate", "rotated_key", {})
+    for who, status in (("web", 401), ("new", 200)):
+        assert told.ask(who, "POST", "/v1/chat/completions", chat("x"))[0] == status
+    assert told.ask("new", "POST", "/v1/chat/completions", chat("x", model="none"))[0] == 404
+    assert told.ask("new", "GET", f"/v1/files?key={canaries['rotated_key']}")[0] == 403
+    for path in ("", f"/{key}"):
+        status, shown = told.ask("admin", "GET", f"/admin/keys{path}")
+        assert status == 200 and shown
+    assert told.ask("admin", "DELETE", f"/admin/keys/{key}")[0] == 200
+    assert told.ask("new", "GET", "/v1/jobs")[0] == 401
+
+
+def text_is_judged(told: Told) -> None:
+    """By a model that gives no verdict."""
+    status, _ = told.ask("ann", "POST", "/v1/moderations", {"model": "sim", "input": told.canaries["judged_text"]})
+    assert status == 503
 
 
 def others_look(told: Told) -> None:
