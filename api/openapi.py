@@ -444,6 +444,16 @@ ANSWERS: dict[str, Schema] = {
         last_error=maybe(STRING),
     ),
     "WebhookMessageList": list_named("WebhookMessage"),
+    "AuditEntry": object_of(
+        object=word_of("audit.entry"),
+        **each(STRING, "id", "action", "target", "address", "request_id"),
+        at=NUMBER,
+        outcome=word_of("done", "failed", "refused"),
+        status=told(INTEGER, "Of the answer."),
+        **each(maybe(STRING), "who", "tenant"),
+        detail=FREE,
+    ),
+    "AuditEntryList": page_of("AuditEntry"),
     "Tenant": object_of(
         object=word_of("tenant"),
         tenant=STRING,

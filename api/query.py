@@ -58,6 +58,9 @@ PARAMS = {
                            "`Stream-Cursor`."),
     "since": Param("since", _MOMENT, "Only jobs accepted at this time or later, in Unix seconds."),
     "until": Param("until", _MOMENT, "Only jobs accepted at this time or earlier, in Unix seconds."),
+    "audit_since": Param("since", _MOMENT, "Only what was noted at this time or later, in Unix seconds."),
+    "audit_after": Param("after", STRING | {"pattern": "^[01]-[0-9]{1,15}-[0-9]{1,10}$"}, "`last_id` of the page "
+                         "before."),
     "job_model": Param("model", STRING, "Only jobs of this model."),
     "lane": Param("lane", _LANES, "Only jobs of this lane."),
     "search": Param("search", STRING | {"maxLength": 64}, "Only jobs whose id begins so, or that have it in their "
@@ -71,7 +74,7 @@ PARAMS = {
     "job_tenant": Param("tenant", STRING, "Whose jobs; `*`: of all keys, at most 20. Without it: your tenant's."),
 }  # fmt: skip
 """By the name that a route has for it (api/routes.py)."""
-MAY_BE_EMPTY = frozenset(("status", "lane", "since", "until", "search", "wait", "include"))
+MAY_BE_EMPTY = frozenset(("status", "lane", "since", "audit_since", "until", "search", "wait", "include"))
 """As if they were left out. An empty place (`cursor`, `starting_after`) is refused: as the beginning, it would show its
 client the same again, without end."""
 

@@ -18,8 +18,8 @@ from starlette.routing import compile_path
 
 from api import batches, chat, conversations, durable, events, files, health, jobs, moderations, responses, timing
 from api import usage as used
+from api.admin import audit, keys, letters, overview, pools, tenants
 from api.admin import jobs as all_jobs
-from api.admin import keys, letters, overview, pools, tenants
 from api.console import pages
 
 CONSOLE = "/console/"
@@ -252,6 +252,8 @@ ROUTES = (
           "AdminJob", errors=(410,)),
     Route("POST", "/admin/jobs/{job_id}/cancel", all_jobs.cancel, ADMIN, "Cancel any job", "AdminJob",
           action="job.cancel", errors=(410,)),
+    Route("GET", "/admin/audit", audit.listing, ADMIN, "List what admins did, and who was refused", "AuditEntryList",
+          params=("limit", "audit_after", "audit_since")),
     Route("GET", "/admin/keys", keys.listing, ADMIN, "List the keys", "KeyList"),
     Route("POST", "/admin/keys", keys.create, ADMIN, "Create a key, which is shown only in this answer", "NewKey", 201,
           "key.create", bodies=("KeyRequest",), errors=(404,)),

@@ -12,6 +12,7 @@ from typing import Any
 
 from api.admission import PreparedRequests
 from api.auth.answers import OpenAnswers
+from api.auth.audit import Audit
 from api.auth.console import ConsoleAccess
 from api.auth.keys import Caller, Keyring
 from api.openai.content import InputRules
@@ -26,6 +27,7 @@ from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
 from streaming.events import EventSettings, EventSubscriptions, Webhooks
 from streaming.fleet.api_keys import VERSION, ApiKeys
+from streaming.fleet.audit import AuditLog
 from streaming.fleet.plans import LEADER, PLANS, Overrides, Plans, overrides_of, stall_of
 from streaming.fleet.processes import CARDS, ConsoleSessions, Fleet, processes_of
 from streaming.fleet.settings import ModelSettings
@@ -107,6 +109,8 @@ class Services:
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
         self.deliveries = Deliveries(store_client)
         self.api_keys, self.open_answers = ApiKeys(store_client), OpenAnswers()
+        self.audit_log = AuditLog(store_client)
+        self.audit = Audit(self.audit_log)
         self.used_keys: dict[str, int] = {}
         """When created keys were used (Unix milliseconds), by id, as far as it is not stored yet."""
         self._keys_version = -1
@@ -128,6 +132,7 @@ class Services:
             self.headroom.keep_looking,
             self.clock.keep,
             self.deliveries.keep_writing,
+            self.audit.keep_storing,
             self.wait_sampler.keep_measuring,
             self._refresh_cards,
             self._refresh_plans,
@@ -141,7 +146,10 @@ class Services:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(Unavailable):  # costs only timings of the last answers
+        with contextlib.suppress(
+            Unavailable
+        ):  # costs only timings of the last answers, and entries, not lines, of audit
+            await self.audit.store()
             await self.deliveries.write()
         await self.store_client.close()
 

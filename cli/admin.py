@@ -1,12 +1,13 @@
 """Commands for operators: `penstock dlq` (dead letters), `penstock webhooks` (messages and their delivery attempts),
-`penstock tenants` (usage and limits in the store and on the disk), `penstock console`, and `penstock scale` (how many
-workers each model has and should have, why, and manual overrides)."""
+`penstock tenants` (usage and limits in the store and on the disk), `penstock audit` (what admins did), `penstock
+console`, and `penstock scale` (how many workers each model has and should have, why, and manual overrides)."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
+import time
 import webbrowser
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from api.auth.hosts import is_loopback
 from cli.app import Group
 from cli.client import Client, limit_option
 from cli.jobs import print_attempts, print_input
-from cli.options import Period, command
+from cli.options import Period, command, moment
 from cli.output import (
     CommandResult,
     Problem,
@@ -36,6 +37,7 @@ LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
 MESSAGE_COLUMNS = (
     "id", "endpoint", "type", "subject", "status", "attempts", "at", "next_attempt_at", "url", "last_error",
 )  # fmt: skip
+AUDIT_COLUMNS = ("at", "who", "action", "target", "outcome", "address")
 TENANT_COLUMNS = ("tenant", "jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes")
 LIMITED = ("jobs", "job_bytes", "result_bytes", "file_bytes")
 
@@ -170,6 +172,22 @@ def replay_message(client: Client, message_id: str) -> CommandResult:
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     return timed({name: "" if value is None and name.endswith("_at") else value for name, value in message.items()})
+
+
+@command("audit")
+@limit_option()
+@click.option("--since", help="Only from this time on, such as 2h (ago).", metavar="TIME")
+def audit(client: Client, limit: int, since: str | None) -> CommandResult:
+    """Show what admins did to keys, pools, jobs, dead letters and webhooks, and who was refused, newest first.
+
+    \b
+    Examples:
+      penstock audit --since 1d
+      penstock audit --limit 1000 --json
+    """
+    from_s = 0 if since is None else moment(since, time.time())
+    found = map(timed, client.pages("/admin/audit", limit, since=from_s))
+    return list_result(found, AUDIT_COLUMNS, "nothing was noted")
 
 
 @command("tenants")

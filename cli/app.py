@@ -55,6 +55,7 @@ class LazyGroup(Group):
         "dlq": ("cli.admin:dlq", "List, show, replay and drop dead letters."),
         "webhooks": ("cli.admin:webhooks", "List, show and replay webhook messages."),
         "keys": ("cli.keys:keys", "List, create, rotate and revoke API keys."),
+        "audit": ("cli.admin:audit", "Show what admins did, and who was refused."),
         "tenants": ("cli.admin:tenants", "Show the usage and limits of each tenant."),
         "scale": ("cli.admin:scale", "Show and set how many workers each model has."),
         "store": ("cli.store:store", "Show what the store is, adopt its files, or delete everything."),

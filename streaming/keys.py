@@ -230,6 +230,8 @@ FLEET = (
     Key("api-keys-version", "string"),
     # When each was last used (ms), to a few seconds. Writers: API processes. Lifetime: for ever.
     Key("api-keys-used", "hash"),
+    # By kind (acts, refusals): entries of the audit log. Writers: note_audit. Lifetime: for ever; the newest thousands.
+    Key("audit:{}", "stream"),
     # Model cards by model name. Writers: card, by a worker that has loaded. Lifetime: for ever.
     Key("card", "hash"),
     # The scheduler that acts, by the name it leads under. Writers: lead. Lifetime: a few seconds.

@@ -1,18 +1,27 @@
-"""Audit log: writes one line for each admin action, done or refused: who, what, when, from where, with which outcome.
+"""Audit log: a line for each admin action, done or refused, and an entry in the store: who, what, when, from where,
+with which outcome.
 
-Its logger ignores `[telemetry] log_level`. Lines hold names, ids and addresses, never a key or its hash.
+Its logger ignores `[telemetry] log_level`. Lines and entries hold names, ids and addresses, never a key or its hash.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from starlette.types import Scope
 
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import ApiError
+from penstock.loops import ExpectedErrors
+from streaming.errors import Unavailable
+from streaming.fleet.audit import KEPT, AuditLog
+from telemetry.redaction import clean
 
 if TYPE_CHECKING:
     from api.routes import RouteMatch
@@ -23,6 +32,10 @@ MAX_TEXT = 256
 UNKNOWN = "admin.unknown"
 """Action of a refused request for which the access table has no row."""
 REFUSED = (401, 403, 421)
+MAX_WAITING = 1_000
+"""Entries of a kind that one process holds while the store is away; beyond them, the oldest have their line alone."""
+MAX_ENTRY_BYTES = 4096
+RETRY_S = 1.0
 
 log = logging.getLogger(AUDIT)
 
@@ -38,46 +51,78 @@ def begin(keyring: Keyring) -> None:
     log.info("keys known to this process", extra={"action": "keys.known", "known": known, "admin_by": admin})
 
 
-def acted(scope: Scope, found: RouteMatch) -> None:
-    """Log an admin action, after it was answered."""
-    state = scope["state"]
-    target = ", ".join(found.params.values())[:MAX_TEXT]
-    _write(scope, found.route.action, state.get("status", 500), state.get("audit", {}), target)
-
-
-def refused(scope: Scope, found: RouteMatch | None, error: ApiError) -> None:
-    """Log a refused call of an admin route. Its path is untrusted, so the target is left out."""
-    if error.status in REFUSED:
-        action = UNKNOWN if found is None else found.route.action or "admin.read"
-        _write(scope, action, error.status, {"code": error.code})
-
-
-def logged_in(scope: Scope, error: ApiError | None) -> None:
-    """Log that somebody opened a session of the console, or why they may not (`error`)."""
-    status, more = (200, {}) if error is None else (error.status, {"code": error.code})
-    _write(scope, "console.login", status, more)
-
-
 def detail(scope: Scope, **fields: Any) -> None:
-    """Add fields to the audit line of this request."""
+    """Add fields to what the audit log has of this request."""
     scope["state"].setdefault("audit", {}).update(fields)
 
 
-def _write(scope: Scope, action: str, status: int, more: Mapping[str, Any], target: str = "") -> None:
-    state, client = scope["state"], scope.get("client")
-    outcome = "done" if status < 400 else "refused" if status in REFUSED else "failed"
-    caller: Caller | None = state.get("caller")
-    fields = {
-        "action": action,
-        "target": target,
-        "outcome": outcome,
-        "status": status,
-        "who": (caller.name or caller.tenant) if caller else None,
-        "tenant": caller.tenant if caller else None,
-        "client": f"{client[0]}:{client[1]}" if client else None,
-        "address": state["address"],
-        "request_id": state["request_id"],
-        "method": scope["method"],
-    }
-    level = logging.INFO if outcome == "done" else logging.WARNING
-    log.log(level, "%s: %s", action, outcome, extra=fields | dict(more))
+class Audit:
+    """Writes the audit log of one API process: lines at once, entries as soon as the store takes them."""
+
+    def __init__(self, entries: AuditLog) -> None:
+        self._entries, self._added = entries, asyncio.Event()
+        self._waiting: dict[str, deque[bytes]] = {kind: deque(maxlen=MAX_WAITING) for kind in KEPT}
+
+    def acted(self, scope: Scope, found: RouteMatch) -> None:
+        """Note an admin action, after it was answered."""
+        state = scope["state"]
+        more = state.get("audit", {})
+        target = ", ".join(found.params.values())[:MAX_TEXT] or more.get("key", "")
+        self._note(scope, found.route.action, state.get("status", 500), more, target)
+
+    def refused(self, scope: Scope, found: RouteMatch | None, error: ApiError) -> None:
+        """Note a refused call of an admin route. Its path is untrusted, so the target is left out."""
+        if error.status in REFUSED:
+            action = UNKNOWN if found is None else found.route.action or "admin.read"
+            self._note(scope, action, error.status, {"code": error.code})
+
+    def logged_in(self, scope: Scope, error: ApiError | None) -> None:
+        """Note that somebody opened a session of the console, or why they may not (`error`)."""
+        status, more = (200, {}) if error is None else (error.status, {"code": error.code})
+        self._note(scope, "console.login", status, more)
+
+    async def keep_storing(self) -> None:
+        """Store what was noted, later if the store is away. Never ends."""
+        away = ExpectedErrors(Unavailable, log.warning, "entries of the audit log wait for the store: %s", once=True)
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            with away:
+                await self.store()
+            if away.active:
+                self._added.set()
+                await asyncio.sleep(RETRY_S)
+
+    async def store(self) -> None:
+        """Store what waits. Raises Unavailable; the rest waits on."""
+        for kind, waiting in self._waiting.items():
+            while waiting:
+                first = waiting[0]
+                await self._entries.add(kind, first)
+                if waiting[0] is first:  # else it had to make room
+                    waiting.popleft()
+
+    def _note(self, scope: Scope, action: str, status: int, more: Mapping[str, Any], target: str = "") -> None:
+        state, client = scope["state"], scope.get("client")
+        outcome = "done" if status < 400 else "refused" if status in REFUSED else "failed"
+        caller: Caller | None = state.get("caller")
+        fields = {
+            "action": action,
+            "target": target,
+            "outcome": outcome,
+            "status": status,
+            "who": (caller.name or caller.tenant) if caller else None,
+            "tenant": caller.tenant if caller else None,
+            "address": state["address"],
+            "request_id": state["request_id"],
+        }
+        level = logging.INFO if outcome == "done" else logging.WARNING
+        line = {"client": f"{client[0]}:{client[1]}" if client else None, "method": scope["method"], **more}
+        log.log(level, "%s: %s", action, outcome, extra=fields | line)
+        fields = clean({"at": time.time(), **fields})
+        data = msgspec.json.encode(fields | {"detail": clean(more)})
+        if len(data) > MAX_ENTRY_BYTES:
+            data = msgspec.json.encode(fields | {"detail": {"left_out": f"{len(data)} bytes: see the log's line"}})
+        # Whoever was not let in decides how many of these there are.
+        self._waiting["acts" if caller and outcome != "refused" else "refusals"].append(data)
+        self._added.set()

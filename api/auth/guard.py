@@ -13,7 +13,6 @@ import time
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.auth import audit
 from api.auth.console import TOKEN_HEADER
 from api.auth.floods import REFUSED, Floods
 from api.auth.hosts import Addresses, Senders
@@ -96,7 +95,7 @@ class RequestGuard:
             if state.get("status") in REFUSED:
                 self._floods.count(scope)
             if found is not None and found.route.action:
-                audit.acted(scope, found)
+                self._services.audit.acted(scope, found)
 
     async def _judged(self, scope: Scope, found: RouteMatch | None) -> Response | None:
         """Return the answer to a request that no endpoint gets; None if it may go on."""
@@ -116,7 +115,7 @@ class RequestGuard:
         except ApiError as error:  # no other variable may keep it: with its traceback it would be a cycle
             error = (self._floods.count(scope) if error.status < 429 else None) or error
             if path.startswith("/admin"):
-                audit.refused(scope, found, error)
+                self._services.audit.refused(scope, found, error)
             self.log_once(error, path, state["address"])
             state["code"] = error.code
             return error_response(self._services, error)

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admission import caller_of, read_body, services_of
-from api.auth import audit
 from api.auth.console import link_path, set_cookie
 from api.auth.keys import Caller
 from api.jobs import as_json
@@ -111,11 +110,11 @@ async def login(request: Request) -> Response:
     try:
         caller = await _caller(request, body)
     except errors.ApiError as error:
-        audit.logged_in(request.scope, error)
+        services.audit.logged_in(request.scope, error)
         raise
     request.scope["state"]["caller"] = caller
     cookie, token = await services.console.begin(caller)
-    audit.logged_in(request.scope, None)
+    services.audit.logged_in(request.scope, None)
     answer = {"object": "console.session", "token": token, "expires_at": int(time.time()) + SESSION_S}
     return as_json(answer, headers={"Set-Cookie": set_cookie(headers, cookie), "Cache-Control": "no-store"})
 

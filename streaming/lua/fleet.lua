@@ -1,5 +1,5 @@
--- Scripts of the fleet's hash slot: store identity, processes, leader, plans, overrides, model cards and
--- the console's sessions.
+-- Scripts of the fleet's hash slot: store identity, processes, leader, plans, overrides, model cards, audit
+-- log and the console's sessions.
 
 #!lua name=identify flags=allow-oom roles=any
 -- Reads the store's identity, or writes it if there is none. Processes that start at once get the same answer.
@@ -146,6 +146,15 @@ return 1
 if (redis.call('HGET', api_keys_key(), ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HSET', api_keys_key(), ARGV[1], ARGV[3])
 redis.call('INCR', api_keys_version_key())
+return 1
+
+#!lua name=note_audit flags=allow-oom roles=api
+-- Stores an entry of the audit log, once however often it is sent. ARGV: kind, how many of it are kept, entry
+local log = audit_key(ARGV[1])
+for _, row in ipairs(redis.call('XREVRANGE', log, '+', '-', 'COUNT', 100)) do
+  if row[2][2] == ARGV[3] then return 1 end
+end
+redis.call('XADD', log, 'MAXLEN', '~', ARGV[2], '*', 'entry', ARGV[3])
 return 1
 
 #!lua name=console flags=allow-oom roles=api

@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, Mapping[str, set[str]]] = {
     "api": {
         "hvals": {"owed", "enqueued"},
         "xrange": {"log", "dead"},
-        "xrevrange": {"dead", "actions"},
+        "xrevrange": {"dead", "actions", "audit"},
         "xdel": {"dead"},
         "zscore": {"jobs", "files", "batches"},
         "zrangebyscore": {"files"},

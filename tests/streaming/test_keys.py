@@ -34,10 +34,10 @@ BOUNDED = {
 of which the newest ten thousand are kept."""
 FLEET_BOUNDED = {
     *("procs", "card", "leader_epoch", "plan", "cold", "actions", "store"),
-    *("api_keys", "api_keys_version", "api_keys_used"),
+    *("api_keys", "api_keys_version", "api_keys_used", "audit"),
 }
 """Those of the fleet: as many fields as there are models, processes of the last hour, the newest thousand actions, ten
-thousand created keys."""
+thousand created keys, as many entries of the audit log."""
 EXPIRY_S = {
     "account": 40 * DAY, "usage": 100 * DAY, "used": 100 * DAY, "users": 100 * DAY,
     "job": RETENTION_S, "idem": RETENTION_S, "jobs": 2 * RETENTION_S, "worker": HOUR, "log": 60, "parked": 60,

@@ -79,3 +79,11 @@ def test_keys_are_listed_with_their_last_use(house: House, capsys: pytest.Captur
     lines = [line for line in house.log("api").splitlines() if '"penstock.audit"' in line]
     assert [json.loads(line)["action"] for line in lines if '"key.' in line] == ["key.create", "key.rotate"]
     assert not any(secret in line for line in lines for secret in (key, new))
+
+    def noted() -> bool:
+        capsys.readouterr()
+        assert main(["audit", "--json", "--since", "1h", "--url", house.url]) == 0
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        return [(each["action"], each["target"]) for each in found] == [("key.rotate", name), ("key.create", name)]
+
+    eventually(noted)

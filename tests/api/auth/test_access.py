@@ -27,6 +27,7 @@ from api.openai.errors import ApiError
 from api.routes import ROUTES, TABLE, Access, Route
 from api.services import Services
 from api.settings import ApiSettings
+from streaming.fleet.audit import AuditLog
 from telemetry.process import start_tracing
 
 pytestmark = pytest.mark.slow
@@ -72,6 +73,7 @@ async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
 def guarded(ring: Keyring, settings: ApiSettings) -> Observed:
     services = cast(Services, SimpleNamespace(
         settings=settings, keyring=ring, metrics=Mock(), tracing=TRACING, records=Mock(), name="api-1",
+        audit=audit.Audit(cast(AuditLog, Mock())),
     ))  # fmt: skip
     return Observed(RequestGuard(endpoint, services), services)
 

@@ -26,6 +26,7 @@ from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable, UnknownBatch, UnknownConversation, UnknownFile, UnknownJob
 from streaming.events import Redeliveries, Webhooks
 from streaming.fleet.api_keys import VERSION, ApiKeys
+from streaming.fleet.audit import AuditLog
 from streaming.fleet.plans import LEADER, Overrides, Plans
 from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.jobs.conversations import Conversations
@@ -366,6 +367,7 @@ SENT: Mapping[str, Calls] = {
         Conversations(wire).read(CONVERSATION, TENANT), wire.ask(LEADER),
         wire.ask(VERSION), ApiKeys(wire).read(), ApiKeys(wire).used(), ApiKeys(wire).note_used({"key_1": 1}),
         ApiKeys(wire).change("key_1", lambda key: key), drained(UsageCounts(wire).read([date(1970, 1, 1)])),
+        AuditLog(wire).recent(5),
     ],
     "worker": lambda wire: [
         Fleet(wire).cards(), drained(read_log(wire, 0, LOG, 1)),

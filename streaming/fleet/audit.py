@@ -1,0 +1,43 @@
+"""Audit log in the store: what admins did and who was refused, of all API processes together.
+
+Refusals have a stream of their own: whoever floods the server with them pushes out nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streaming.fleet.plans import entry
+from streaming.keys import FLEET_SLOT, fleet_key
+from streaming.redis.client import ClientUser
+
+KEPT = {"acts": 10_000, "refusals": 2_000}
+"""How many entries of each kind are kept, the newest, and up to some hundred more."""
+
+
+class AuditLog(ClientUser):
+    """The entries. Every method raises Unavailable."""
+
+    async def add(self, kind: str, data: bytes) -> None:
+        """Store an entry (JSON), once however often this is called."""
+        await self._client.call("note_audit", FLEET_SLOT, kind, KEPT[kind], data)
+
+    async def recent(self, count: int, after: str = "", since_ms: int = 0) -> list[dict[str, Any]]:
+        """Read entries with their ids, newest first: those stored at this time (Redis time) or later, and before the
+        one with the id `after`. An id is the number of its kind and its place there."""
+        kind, _, place = after.partition("-")
+        ends = [("+" if not after else f"({place}" if number <= int(kind) else place) for number in range(len(KEPT))]
+        keys = [fleet_key("audit", kind) for kind in KEPT]
+        pages = await self._client.calls(
+            [
+                ("XREVRANGE", FLEET_SLOT, (key, end, since_ms, "COUNT", count))
+                for key, end in zip(keys, ends, strict=True)
+            ]
+        )
+        found = []
+        for number, page in enumerate(pages):
+            for name, (_, data) in page:
+                at_ms, turn = map(int, name.split(b"-"))
+                said = entry("an audit entry", data, dict) or {}
+                found.append(((-at_ms, -turn, number), {**said, "id": f"{number}-{at_ms}-{turn}"}))
+        return [said for _, said in sorted(found, key=lambda each: each[0])[:count]]

@@ -1,0 +1,223 @@
+"""/admin/audit: each admin action leaves one entry, at whichever API process, and nothing that a sender chose but its
+request's id."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from api_in_process import LocalApi, api_in_process, key_of
+from flow import until
+from openapi_document import conforms
+from starlette.types import Scope
+
+from api.auth import audit
+from api.auth.audit import MAX_ENTRY_BYTES, MAX_WAITING, Audit
+from api.auth.keys import Caller
+from api.openai import errors
+from api.openapi import ANSWERS
+from api.routes import ROUTES, TABLE, Access
+from streaming.errors import Unavailable
+from streaming.fleet.audit import KEPT, AuditLog
+from streaming.keys import fleet_key
+from streaming.order import Priority
+from streaming.redis.client import RedisClient
+
+pytestmark = pytest.mark.slow
+
+ROOT, PLAIN, STRANGE = "sk-canary-root-0123456789", "sk-canary-plain-0123456789", "sk-canary-strange-0123456789"
+ADMIN = Caller("ops", Priority.INTERACTIVE, "root", admin=True)
+KEYS = {"root": key_of(ROOT, "ops", admin=True), "plain": key_of(PLAIN, "b")}
+SECRETS = [*(ROOT, PLAIN, STRANGE), *(hashlib.sha256(key.encode()).hexdigest() for key in (ROOT, PLAIN, STRANGE))]
+CHANGES = [route for route in ROUTES if route.access is Access.ADMIN and route.method != "GET"]
+UNKNOWN_BY_PATH = {"{model:path}": "sim", "{key_id}": "key_0", "{letter_id}": "0-1-0", "{job_id}": "job_00" + "0" * 30}
+
+
+@pytest.fixture
+async def api(wire: RedisClient) -> AsyncIterator[LocalApi]:
+    async with api_in_process(wire, KEYS) as api:
+        yield api
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+async def entries(api: LocalApi, **query: Any) -> list[dict[str, Any]]:
+    answer = await api.client.get("/admin/audit", params={"limit": 100, **query}, headers=bearer(ROOT))
+    assert answer.status_code == 200, answer.text
+    page = answer.json()
+    assert conforms(page, ANSWERS["AuditEntryList"])
+    found: list[dict[str, Any]] = page["data"]
+    return found
+
+
+async def stored(api: LocalApi, count: int) -> list[dict[str, Any]]:
+    """So many entries, once they are there, newest first; and no more."""
+
+    async def there() -> bool:
+        return len(await entries(api)) >= count
+
+    await until(there)
+    await asyncio.sleep(0.05)
+    found = await entries(api)
+    assert len(found) == count, found
+    return found
+
+
+@pytest.mark.parametrize("key", [ROOT, PLAIN, STRANGE])
+async def test_every_change_leaves_one_entry(api: LocalApi, wire: RedisClient, key: str) -> None:
+    """Whoever tries it and however it ends: of each route of the table, sent to one process and read at another."""
+    async with api_in_process(RedisClient.open(wire.settings), KEYS) as other:
+        for number, route in enumerate(CHANGES, 1):
+            path = re.sub(r"\{[^}]+\}", lambda found: UNKNOWN_BY_PATH.get(found[0], "x-1"), route.path)
+            answer = await api.client.request(route.method, path, json={}, headers=bearer(key))
+            newest = (await stored(other, number))[0]
+            said = [newest[name] for name in ("action", "status", "address", "request_id")]
+            assert said == [route.action, answer.status_code, "127.0.0.1", answer.headers["x-request-id"]]
+            refused = answer.status_code in (401, 403)
+            assert refused == (key != ROOT) == (newest["outcome"] == "refused")
+            assert newest["who"] == {ROOT: "root", PLAIN: "plain", STRANGE: None}[key]
+            assert newest["tenant"] == {ROOT: "ops", PLAIN: "b", STRANGE: None}[key]
+    assert len(CHANGES) >= 9
+
+
+async def test_an_entry_names_what_was_done_to_what_and_no_secret(api: LocalApi) -> None:
+    """Created and new keys, links, sessions; keys in a label or a request's id are hidden."""
+    make = {"tenant": "web", "label": f"replaces {STRANGE}"}
+    headers = bearer(ROOT) | {"X-Request-Id": STRANGE}
+    made = (await api.client.post("/admin/keys", json=make, headers=headers)).json()
+    new = (await api.client.post(f"/admin/keys/{made['id']}/rotate", headers=bearer(ROOT))).json()
+    link = (await api.client.post("/admin/console/links", headers=bearer(ROOT))).json()["path"].partition("=")[2]
+    session = (await api.client.post("/console/session", json={"link": link})).json()["token"]
+    assert (await api.client.post("/console/session", json={"link": link})).status_code == 401
+    assert (await api.client.post("/console/session", json={"key": 1, "link": 1})).status_code == 400
+    await api.client.put("/admin/pools/sim", json={"want": 1}, headers=bearer(ROOT))
+    found = await stored(api, 7)
+    assert [(each["action"], each["target"], each["outcome"]) for each in reversed(found)] == [
+        ("key.create", made["id"], "done"),
+        ("key.rotate", made["id"], "done"),
+        ("console.link", "", "done"),
+        ("console.login", "", "done"),
+        ("console.login", "", "refused"),
+        ("console.login", "", "failed"),
+        ("pool.override", "sim", "done"),
+    ]
+    assert (found[0]["detail"]["want"], found[-1]["detail"]["tenant"]) == (1, "web")
+    redis = api.services.store_client.redis
+    written = str([await redis.xrange(fleet_key("audit", kind)) for kind in KEPT])
+    for secret in (*SECRETS, made["key"], new["key"], link, session):
+        assert secret not in written
+        assert hashlib.sha256(secret.encode()).hexdigest() not in written
+
+
+async def test_pages_show_each_entry_once(wire: RedisClient) -> None:
+    """Newest first, also where entries of both kinds have the same place."""
+    log, keys = AuditLog(wire), [fleet_key("audit", kind) for kind in KEPT]
+    for place in (*("1-0", "2-0", "2-1", "3-0"), "9-0"):
+        for key in keys:
+            await wire.redis.xadd(key, {"entry": json.dumps({"action": place})}, id=place)
+    await wire.redis.xadd(keys[0], {"entry": "no JSON"}, id="10-0")
+    for size in (1, 2, 3, 4):
+        shown: list[str] = []
+        while page := await log.recent(size, shown[-1] if shown else "", 2):
+            shown += [each["id"] for each in page]
+        assert shown == [*("0-10-0", "0-9-0", "1-9-0", "0-3-0", "1-3-0", "0-2-1", "1-2-1", "0-2-0", "1-2-0")]
+
+
+async def test_the_list_is_read_by_pages_and_from_a_time_on(api: LocalApi) -> None:
+    for number in range(3):
+        await api.client.delete("/admin/dlq/0-1-0", headers=bearer(PLAIN if number == 1 else ROOT))
+    found = await stored(api, 3)
+    answer = await api.client.get("/admin/audit?limit=2", headers=bearer(ROOT))
+    page = answer.json()
+    assert page["data"] == found[:2] and page["has_more"]
+    assert await entries(api, after=page["last_id"]) == found[2:]
+    assert await entries(api, since=found[0]["at"] + 3600) == []
+    assert await entries(api, since=found[2]["at"] - 3600) == found
+    for wrong in ("after=1", "after=2-1-1", "limit=0", "since=x"):
+        assert (await api.client.get(f"/admin/audit?{wrong}", headers=bearer(ROOT))).status_code == 400
+    assert (await api.client.get("/admin/audit", headers=bearer(PLAIN))).status_code == 403
+
+
+async def test_refusals_push_out_no_acts(wire: RedisClient) -> None:
+    """However many there are; and both kinds are bounded."""
+    log = AuditLog(wire)
+    await log.add("acts", b'{"action": "key.create"}')
+    keys = {kind: fleet_key("audit", kind) for kind in KEPT}
+    for kind, key in keys.items():
+        await wire.redis.eval(
+            "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'entry', '{}') end", 1, key, KEPT["refusals"] + 1000
+        )
+        await log.add(kind, b'{"action": "last"}')
+    assert await wire.redis.xlen(keys["refusals"]) <= KEPT["refusals"] + 500
+    first = await wire.redis.xrange(keys["acts"], count=1)
+    assert first[0][1][b"entry"] == b'{"action": "key.create"}'
+    await wire.redis.eval(
+        "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'entry', '{}') end", 1, keys["acts"], KEPT["acts"]
+    )
+    await log.add("acts", b'{"action": "after all"}')
+    assert await wire.redis.xlen(keys["acts"]) <= KEPT["acts"] + 500
+
+
+class Store(AuditLog):
+    """A store that is away at first; what was sent then may have come through."""
+
+    away, came_through = True, False
+
+    async def add(self, kind: str, data: bytes) -> None:
+        if not self.away or self.came_through:
+            await super().add(kind, data)
+        if self.away:
+            raise Unavailable("the test says so")
+
+
+def scope_of(caller: object = None) -> Scope:
+    state = {"address": "10.0.0.1", "request_id": "req_1", "caller": caller, "status": 200}
+    return {"type": "http", "method": "DELETE", "path": "/admin/pools/sim", "state": state}
+
+
+@pytest.mark.parametrize("came_through", [True, False])
+async def test_entries_wait_for_a_store_that_is_away(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch, *, came_through: bool
+) -> None:
+    """Each is stored once, also if only the store's answer was lost. Too many refusals push out others that wait."""
+    monkeypatch.setattr(audit, "RETRY_S", 0.01)
+    store = Store(wire)
+    store.came_through = came_through
+    noted, found = Audit(store), TABLE.find("DELETE", "/admin/pools/sim")
+    assert found is not None
+    noted.acted(scope_of(ADMIN), found)
+    for _ in range(MAX_WAITING + 10):
+        noted.refused(scope_of(), found, errors.permission_denied())
+    storing = asyncio.create_task(noted.keep_storing())
+    try:
+        await asyncio.sleep(0.05)
+        store.away = False
+
+        async def all_there() -> bool:
+            return await wire.redis.xlen(fleet_key("audit", "refusals")) >= MAX_WAITING
+
+        await until(all_there)
+    finally:
+        storing.cancel()
+    assert await wire.redis.xlen(fleet_key("audit", "acts")) == 1
+
+
+def test_an_entry_is_bounded_and_its_line_has_all(caplog: pytest.LogCaptureFixture) -> None:
+    noted, found = Audit(Store(None)), TABLE.find("DELETE", "/admin/pools/sim")  # type: ignore[arg-type]
+    assert found is not None
+    scope = scope_of(ADMIN)
+    audit.detail(scope, label="x" * 5000)
+    with caplog.at_level(logging.INFO, logger=audit.AUDIT):
+        noted.acted(scope, found)
+    (kept,) = noted._waiting["acts"]
+    assert len(kept) < MAX_ENTRY_BYTES and b"left_out" in kept
+    (line,) = [vars(record) for record in caplog.records if record.name == audit.AUDIT]
+    assert line["label"] == "x" * 5000
