@@ -1,7 +1,4 @@
-"""/admin/tenants and /admin/keys: each tenant's storage usage and quotas, and the configured keys.
-
-Of keys only hashes are known. Needs an admin key.
-"""
+"""/admin/tenants: what each tenant stores, and its quotas. Needs an admin key."""
 
 from __future__ import annotations
 
