@@ -57,6 +57,7 @@ class LazyGroup(Group):
         "keys": ("cli.keys:keys", "List, create, rotate and revoke API keys."),
         "audit": ("cli.admin:audit", "Show what admins did, and who was refused."),
         "tenants": ("cli.admin:tenants", "Show the usage and limits of each tenant."),
+        "usage": ("cli.usage:usage", "Show how many requests and tokens were used, by day, key and model."),
         "scale": ("cli.admin:scale", "Show and set how many workers each model has."),
         "store": ("cli.store:store", "Show what the store is, adopt its files, or delete everything."),
         "report": ("cli.report:report", "Say what happened, where time went, and what to change first."),

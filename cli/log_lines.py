@@ -23,7 +23,7 @@ FIRST_ERROR = 400
 POLLED = frozenset(
     {
         *("/admin/overview", "/admin/jobs", "/admin/jobs/{job_id}", "/admin/dlq", "/admin/pools", "/admin/keys"),
-        *("/admin/tenants", "/v1/batches", "/v1/batches/{batch_id}", "/v1/jobs/{job_id}"),
+        *("/admin/tenants", "/admin/usage", "/v1/batches", "/v1/batches/{batch_id}", "/v1/jobs/{job_id}"),
     }
 )
 """Routes that are read again and again to see what has changed."""

@@ -221,7 +221,10 @@ TAKEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ps", "store"), ("data_dir", "redis_url")),
     **dict.fromkeys(("up", "doctor", "report"), ("data_dir", "redis_url", "config")),
     **dict.fromkeys(
-        ("chat", "submit", "jobs", "batch", "dlq", "webhooks", "keys", "audit", "tenants", "scale", "console", "top"),
+        (
+            *("chat", "submit", "jobs", "batch", "dlq", "webhooks", "keys", "audit", "tenants", "usage", "scale"),
+            *("console", "top"),
+        ),
         ("data_dir", "redis_url", "url"),
     ),
 }

@@ -54,8 +54,8 @@ as they are."""
 SERVED = [
     "ps", "jobs ls", "jobs show JOB", "jobs show JOB --input", "jobs timing JOB", "jobs events JOB", "jobs result JOB",
     "jobs watch JOB", "jobs cancel JOB", "jobs show no-such-job", "batch ls", "batch show BATCH", "batch errors BATCH",
-    "batch cancel BATCH", "webhooks ls", "webhooks show MESSAGE", "tenants", "scale status", "scale log", "dlq ls",
-    "dlq show none", "store show", "logs", "logs -v", "logs --job JOB", "report --since 1h",
+    "batch cancel BATCH", "webhooks ls", "webhooks show MESSAGE", "tenants", "usage", "scale status", "scale log",
+    "dlq ls", "dlq show none", "store show", "logs", "logs -v", "logs --job JOB", "report --since 1h",
     "report --compare 1h.. slow", "report --compare slow slow", "doctor -v", "top --once", "console --no-browser",
     "chat hello --max-tokens 40", "submit hello --max-tokens 40 --wait", "plan fit",
 ]  # fmt: skip

@@ -298,3 +298,21 @@ def test_the_keyboard_is_enough(stage: Stage) -> None:
     stage.page.press("g")
     stage.page.press("c")
     stage.page.wait("location.pathname === '/console/chat'")
+
+
+def test_usage_is_shown_and_none_as_well(stage: Stage) -> None:
+    """By model, then by tenant; no tenant's name is in an address."""
+    stage.open("/usage")
+    stage.page.wait("document.querySelector('.empty .strong')?.textContent.startsWith('Nothing was used')")
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 7}
+    assert stage.house.post("/v1/chat/completions", body)[0] == 200
+    stage.open("/usage")
+    stage.page.wait("document.querySelectorAll('.stack rect').length === 1")
+    row = "document.querySelector('tbody tr').innerText"
+    assert str(stage.page.run(row)).split()[:2] == ["sim", "1"]
+    stage.page.run(
+        "const by = document.querySelector('select[name=by]'); by.value = 'tenant'; by.onchange({ target: by }); 1"
+    )
+    stage.page.wait(f"{row}.startsWith('local')")
+    assert "local" not in str(stage.page.run("location.search + location.pathname"))
+    assert not stage.page.errors, stage.page.errors

@@ -16,6 +16,7 @@ from house import House, eventually, key_rows, unstarted
 from openapi_document import SCHEMAS, conforms
 from stream_reader import StreamReader
 
+from cli.__main__ import main
 from telemetry.records.reader import Skipped, read_records
 from telemetry.records.schema import RequestRecord
 
@@ -123,6 +124,7 @@ def test_sums_equal_the_records_whatever_ends_a_request(house: House) -> None:
     )
     waiting = submit(house, "bob")
     expired = submit(house, "bob", max_queue_ms=30)
+    eventually(lambda: state(house, "bob", expired) == "expired")
     for key, each in (("bob", waiting), ("ann", ids[0]), ("bob", ids[1])):
         asked(house, key, f"/v1/jobs/{each}/cancel")
     ended_so_far = {*ids, waiting, expired}
@@ -170,3 +172,26 @@ def test_a_caller_reads_its_own_tenant_in_the_form_it_asks_for(house: House) -> 
     assert asked(house, "bob", "/v1/usage?to=0001-01-05", method="GET")[0] == 200
     assert asked(house, "bob", "/v1/usage?from=9999-12-30", method="GET")[0] == 200
     assert asked(house, "ops", "/admin/usage?tenant=a%20b", method="GET")[0] == 400
+
+
+def test_the_command_shows_a_table_lines_and_csv(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.start_all("workers")
+    for key in ("ann", "bob", "bob"):
+        asked(house, key, "/v1/chat/completions", chat())
+    monkeypatch.setenv("PENSTOCK_API_KEY", "ops")
+
+    def said(*words: str) -> str:
+        assert main(["usage", *words, "--url", house.url]) == 0
+        return capsys.readouterr().out
+
+    lines = said("--all", "--by", "tenant,key").splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [["ann", "ann", "1"], ["bob", "bob", "2"], ["total", "-", "3"]]
+    assert len({len(line) for line in lines}) == 1
+    assert [json.loads(line)["requests"] for line in said("--tenant", "bob", "--json").splitlines()] == [2]
+    (row,) = csv.DictReader(io.StringIO(said("--tenant", "bob", "--by", "model", "--csv")))
+    assert (row["model"], row["completion_tokens"]) == ("sim", "10")
+    assert said() == ""  # the tenant of ops has used nothing
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "▇" in said("--all")

@@ -12,14 +12,15 @@ import { letters } from "./letters.js";
 import { signIn } from "./login.js";
 import { models, overview } from "./overview.js";
 import { draw, empty, failed, h, heading } from "./parts.js";
+import { usage } from "./usage.js";
 
 const OFF = "penstock-console-keys-off";
 const KEYS = [
   ["/", "Search"], ["j  k", "Next, previous row of a list"], ["Enter", "Open the row"],
-  ["g then o j d b c m k", "Go to Overview, Jobs, Dead letters, Batches, Chat, Models, Keys"], ["p", "Pause or go on with updates"],
+  ["g then o j d b c m k u", "Go to Overview, Jobs, Dead letters, Batches, Chat, Models, Keys, Usage"], ["p", "Pause or go on with updates"],
   ["?", "Show this"], ["Esc", "Close, or leave a field"],
 ];
-const PLACES = { o: "", j: "/jobs", d: "/dead-letters", b: "/batches", c: "/chat", m: "/models", k: "/keys" };
+const PLACES = { o: "", j: "/jobs", d: "/dead-letters", b: "/batches", c: "/chat", m: "/models", k: "/keys", u: "/usage" };
 let going = -1e9;
 
 export function listenToKeys(go, togglePause) {
@@ -74,6 +75,7 @@ const PAGES = [
   [/^\/console\/?$/, overview], [/^\/console\/jobs\/?$/, jobs], [/^\/console\/jobs\/(?<id>job_[0-9a-f]+)$/, job],
   [/^\/console\/dead-letters\/?$/, letters], [/^\/console\/batches\/?$/, batches], [/^\/console\/batches\/(?<id>batch_[0-9a-f]+)$/, batch],
   [/^\/console\/chat\/?$/, chat], [/^\/console\/models\/?$/, models], [/^\/console\/keys\/?$/, keys],
+  [/^\/console\/usage\/?$/, usage],
 ];
 const root = document.getElementById("main"), foot = document.getElementById("foot");
 let leaving = new AbortController(), who = null, fresh = { state: "loading", at: 0 };

@@ -35,7 +35,7 @@ async def test_every_address_is_the_page(local: LocalApi) -> None:
             begin = address.partition("/console")[0]
             assert urljoin(address, main) == f"{begin}/console/assets/{build_hash()}/main.js"
             links = re.findall(r'<a [^>]*href="([^"#]+)"', answer.text)
-            assert len(links) == 8 and all(urljoin(address, link).startswith(f"{begin}/console") for link in links)
+            assert len(links) == 9 and all(urljoin(address, link).startswith(f"{begin}/console") for link in links)
         again = await local.client.get(path, headers={"If-None-Match": answer.headers["etag"]})
         assert again.status_code == 304 and not again.content
         assert again.headers["content-security-policy"] == POLICY
