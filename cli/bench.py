@@ -14,6 +14,7 @@ PROGRAMS = {
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
     "order": "The order and the gate beside other rules, simulated.",
     "recovery": "Kill the only worker of `penstock up`: how long its reader waits.",
+    "abuse": "Short chats of one tenant while another one does its worst.",
     "content": "Content rules: what they find, take for it wrongly, and cost.",
     "conformance": "The conformance suite of Open Responses, from a folder of yours, against real processes.",
     "chaos": "Fault injection: kill, stop, cut off, fill up and flood real processes, and judge what clients received.",

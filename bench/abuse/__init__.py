@@ -1,0 +1,1 @@
+"""What other tenants wait for while one of them does its worst."""
