@@ -72,7 +72,7 @@ check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 
 lock: $(VENV)/.dev ## resolve all dependencies anew into the three lock files
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet uv
-	@printf 'hatchling\neditables\n' | $(COMPILE) --extra llamacpp --extra embedded --extra kubernetes \
+	@printf 'hatchling\neditables\n' | $(COMPILE) --extra llamacpp --extra embedded --extra kubernetes --extra oidc \
 		pyproject.toml - --output-file requirements.lock
 	@$(COMPILE) --group dev --constraint requirements.lock --output-file requirements-dev.lock
 	@$(COMPILE) --group audit --output-file requirements-audit.lock
@@ -88,7 +88,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3
 $(VENV)/.packages: requirements.lock
 	@$(FIND_PYTHON); $(QUIETLY); \
 	quietly "once: making an environment in $(VENV) with $$($$python --version)" $$python -m venv --clear $(VENV); \
-	quietly "once: installing $$(grep -c == requirements.lock) packages, 320 MB, about a minute" $(INSTALL) --requirement requirements.lock
+	quietly "once: installing $$(grep -c == requirements.lock) packages, 340 MB, about a minute" $(INSTALL) --requirement requirements.lock
 	@touch $@
 
 $(VENV)/.runtime: $(VENV)/.packages pyproject.toml

@@ -17,11 +17,11 @@ import uvicorn
 
 from api.app import build_app
 from api.auth import audit
-from api.auth.keys import Keyring, check_exposure, check_keyless
+from api.auth.keys import Keyring, check_exposure, check_keyless, issuer_of
 from api.health import live_samples
 from api.openai.content import input_rules
 from api.services import Services
-from api.settings import ApiSettings, KeySettings, ModerationSettings
+from api.settings import ApiSettings, KeySettings, ModerationSettings, OidcSettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import (
     RESERVED_FILES,
@@ -60,6 +60,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "records": RecordSettings,
     "models": ModelSettings,
     "keys": KeySettings,
+    "oidc": OidcSettings,
     "webhooks": WebhookSettings,
     "events": EventSettings,
     "quotas": QuotaSettings,
@@ -88,7 +89,8 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     """Build the services, open the sockets, and return the coroutine that serves. Raises ConfigError, StartError."""
     config = launch.config
     settings = config.section("api", ApiSettings)
-    keyring = Keyring(config.table("keys", KeySettings), settings.admin_token_sha256)
+    issuer = issuer_of(config.section("oidc", OidcSettings))
+    keyring = Keyring(config.table("keys", KeySettings), settings.admin_token_sha256, issuer)
     check_exposure(settings.host, keyring)
     check_keyless(settings, keyring)
     telemetry = Telemetry(launch, "api")

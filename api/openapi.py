@@ -590,7 +590,9 @@ def document(version: str, base_path: str = "") -> dict[str, Any]:
                     for status, words in ERRORS.items()
                 },
             },
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "A key, or a token of [oidc]."}
+            },
         },
         "security": [{"key": []}],
     }

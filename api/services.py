@@ -132,11 +132,11 @@ class Services:
             self.headroom.keep_looking,
             self.clock.keep,
             self.deliveries.keep_writing,
-            self.audit.keep_storing,
             self.wait_sampler.keep_measuring,
             self._refresh_cards,
             self._refresh_plans,
             self._sweep,
+            *([self.keyring.issuer.keep_reading] if self.keyring.issuer is not None else []),
         ):
             self.spawn(supervise(work, RESTART_DELAY_S))
 
@@ -146,9 +146,7 @@ class Services:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(
-            Unavailable
-        ):  # costs only timings of the last answers, and entries, not lines, of audit
+        with contextlib.suppress(Unavailable):  # costs only the last timings, and entries of which the log has lines
             await self.audit.store()
             await self.deliveries.write()
         await self.store_client.close()
@@ -182,7 +180,7 @@ class Services:
 
     def _set_general_quotas(self) -> None:
         """Set what holds for every tenant that has no quotas of its own."""
-        several = len(self.keyring.tenants) > 1
+        several = len(self.keyring.tenants) > 1 or self.keyring.issuer is not None
         self.general_quotas = self.quota_settings.over(SEVERAL) if several else self.quota_settings
 
     def model(self, name: str) -> ModelSettings:
@@ -231,6 +229,7 @@ class Services:
             if self.used_keys:
                 used, self.used_keys = self.used_keys, {}
                 await self.api_keys.note_used(used)
+            await self.audit.store()
 
         expected = ExpectedErrors(Unavailable, log.debug, "model cards not refreshed: %s")
         await run_periodically(refresh, CARDS_INTERVAL_S, expected)

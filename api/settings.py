@@ -154,6 +154,42 @@ class ModerationSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("moderation.model", f"there is no [models.{self.model}]", "add it, or name another one")
 
 
+PRIVATE_URL = re.compile(r"https://[^/]|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")
+"""Addresses whose answers nobody on the way can change."""
+
+
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+
+
+class OidcSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [oidc]: callers with a token (JWT) of an OpenID Connect issuer, besides those with keys."""
+
+    issuer: str = ""
+    """The issuer's address, exactly as `iss` of its tokens, e.g. https://login.example. Empty: tokens are not taken."""
+    audience: str = ""
+    """What `aud` of a token must name: this server, as the issuer knows it. Needed with an issuer."""
+    jwks_url: str = ""
+    """Where the issuer's public keys are. Empty: where its /.well-known/openid-configuration says."""
+    algorithms: tuple[Algorithm, ...] = ("RS256", "ES256", "EdDSA")
+    """Signatures that are taken. A key of the issuer that names no algorithm (`alg`) is for RS256, ES256 (384, 512) or
+    EdDSA, by its kind."""
+    tenant_claim: str = "tenant"
+    """The claim with the tenant's name."""
+    scope_claim: str = "scope"
+    """The claim with words. penstock:admin, penstock:lane:batch, penstock:model:NAME and penstock:endpoint:jobs say
+    what a token may do; without such words it is like a key for all but administration."""
+    refresh_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    """How often the issuer's keys are read, besides when a token names an unknown one."""
+    max_age_s: Annotated[float, msgspec.Meta(gt=0)] = 86_400.0
+    """How long known keys count while the issuer is away; then 503."""
+
+    def __post_init__(self) -> None:
+        if not all(PRIVATE_URL.match(url) for url in (self.issuer, self.jwks_url) if url):
+            raise ValueError("issuer, jwks_url: write https:// addresses, whose answers nobody can change on the way")
+        if self.issuer and not self.audience:
+            raise ValueError("audience: name this server as the issuer's tokens do in `aud`")
+
+
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     """One row of [keys.<name>]: an API key, of which only the hash is stored."""
 

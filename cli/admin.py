@@ -37,7 +37,7 @@ LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
 MESSAGE_COLUMNS = (
     "id", "endpoint", "type", "subject", "status", "attempts", "at", "next_attempt_at", "url", "last_error",
 )  # fmt: skip
-AUDIT_COLUMNS = ("at", "who", "action", "target", "outcome", "address")
+AUDIT_COLUMNS = ("at", "action", "target", "outcome", "by")
 TENANT_COLUMNS = ("tenant", "jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes")
 LIMITED = ("jobs", "job_bytes", "result_bytes", "file_bytes")
 
@@ -186,8 +186,9 @@ def audit(client: Client, limit: int, since: str | None) -> CommandResult:
       penstock audit --limit 1000 --json
     """
     from_s = 0 if since is None else moment(since, time.time())
-    found = map(timed, client.pages("/admin/audit", limit, since=from_s))
-    return list_result(found, AUDIT_COLUMNS, "nothing was noted")
+    found = list(map(timed, client.pages("/admin/audit", limit, since=from_s)))
+    rows = [each | {"by": f"{each['who'] or 'somebody'} from {each['address']}"} for each in found]
+    return list_result(found, AUDIT_COLUMNS, "nothing was noted", rows)
 
 
 @command("tenants")

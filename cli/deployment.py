@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from api.settings import ApiSettings, KeySettings, ModerationSettings
+from api.settings import ApiSettings, KeySettings, ModerationSettings, OidcSettings
 from cli.instance import DataDir, UpSettings, settings_file
 from cli.output import Problem, ProgressLine
 from cli.supervisor import Program, signal_name
@@ -65,6 +65,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     **sections(),
     "models": ModelSettings,
     "keys": KeySettings,
+    "oidc": OidcSettings,
     "webhooks": WebhookSettings,
     "events": EventSettings,
     "quotas": QuotaSettings,
@@ -77,7 +78,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 SHARED = ("up", "redis", "telemetry", "records", "models")
 READ_BY = {
     "api": (
-        *(*SHARED, "api", "files", "batch", "keys", "webhooks", "events", "quotas", "tenants", "content"),
+        *(*SHARED, "api", "files", "batch", "keys", "oidc", "webhooks", "events", "quotas", "tenants", "content"),
         "moderation",
     ),
     "worker": (*SHARED, "worker", *ENGINES, "tenants", "content"),

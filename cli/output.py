@@ -29,12 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-TEXTS = (
-    *("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "url", "prompt"),
-    "address",
-)
+TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "url", "prompt")
 """Columns of free text, which wrap at words; if there is no room for them, they stand below their row."""
-NAMES = ("who", "model", "shape", "endpoint", "type", "host", "tenant", "custom_id", "worker", "lane")
+NAMES = ("model", "shape", "endpoint", "type", "host", "tenant", "custom_id", "worker", "lane")
 """Columns that are cut, but not below their header, if the table is too wide. No other column is ever cut or broken."""
 STATES = ("status", "state")
 COLOURS = {

@@ -25,8 +25,8 @@ import click
 import msgspec
 
 from api.auth.console import ConsoleAccess, link_path
-from api.auth.keys import Keyring, check_exposure, check_keyless
-from api.settings import ApiSettings
+from api.auth.keys import Keyring, check_exposure, check_keyless, issuer_of
+from api.settings import ApiSettings, OidcSettings
 from cli.deployment import (
     Deployment,
     check_plugins,
@@ -438,7 +438,7 @@ def up(config: Path | None, detach: bool, **flags: Any) -> int:
     flags = with_upstream(flags, os.environ)
     deployment = load_deployment({FLAGS[name]: value for name, value in flags.items()}, os.environ, Path.cwd(), config)
     with deployment.config.naming_sources():
-        keyring = Keyring(deployment.keys)
+        keyring = Keyring(deployment.keys, issuer=issuer_of(deployment.config.section("oidc", OidcSettings)))
         check_exposure(deployment.api.host, keyring)
         check_keyless(deployment.api, keyring)
         deployment.check_model_files()

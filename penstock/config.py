@@ -101,7 +101,7 @@ SECTIONS = (
     *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes"),
     *("telemetry", "records"),
     *ENGINES,
-    *("models", "keys", "tenants", "content", "moderation"),
+    *("models", "keys", "oidc", "tenants", "content", "moderation"),
     *("webhooks", "events", "quotas"),
 )
 """All sections. A process that reads only some of them still refuses an unknown one."""

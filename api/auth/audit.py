@@ -6,7 +6,6 @@ Its logger ignores `[telemetry] log_level`. Lines and entries hold names, ids an
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
@@ -18,8 +17,6 @@ from starlette.types import Scope
 
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import ApiError
-from penstock.loops import ExpectedErrors
-from streaming.errors import Unavailable
 from streaming.fleet.audit import KEPT, AuditLog
 from telemetry.redaction import clean
 
@@ -35,7 +32,6 @@ REFUSED = (401, 403, 421)
 MAX_WAITING = 1_000
 """Entries of a kind that one process holds while the store is away; beyond them, the oldest have their line alone."""
 MAX_ENTRY_BYTES = 4096
-RETRY_S = 1.0
 
 log = logging.getLogger(AUDIT)
 
@@ -57,10 +53,10 @@ def detail(scope: Scope, **fields: Any) -> None:
 
 
 class Audit:
-    """Writes the audit log of one API process: lines at once, entries as soon as the store takes them."""
+    """Writes the audit log of one API process: lines at once, entries whenever `store` is called."""
 
     def __init__(self, entries: AuditLog) -> None:
-        self._entries, self._added = entries, asyncio.Event()
+        self._entries = entries
         self._waiting: dict[str, deque[bytes]] = {kind: deque(maxlen=MAX_WAITING) for kind in KEPT}
 
     def acted(self, scope: Scope, found: RouteMatch) -> None:
@@ -81,26 +77,13 @@ class Audit:
         status, more = (200, {}) if error is None else (error.status, {"code": error.code})
         self._note(scope, "console.login", status, more)
 
-    async def keep_storing(self) -> None:
-        """Store what was noted, later if the store is away. Never ends."""
-        away = ExpectedErrors(Unavailable, log.warning, "entries of the audit log wait for the store: %s", once=True)
-        while True:
-            await self._added.wait()
-            self._added.clear()
-            with away:
-                await self.store()
-            if away.active:
-                self._added.set()
-                await asyncio.sleep(RETRY_S)
-
     async def store(self) -> None:
-        """Store what waits. Raises Unavailable; the rest waits on."""
-        for kind, waiting in self._waiting.items():
-            while waiting:
-                first = waiting[0]
-                await self._entries.add(kind, first)
-                if waiting[0] is first:  # else it had to make room
-                    waiting.popleft()
+        """Store what waits, the oldest first. Raises Unavailable; the rest waits on."""
+        while first := {kind: waiting[0] for kind, waiting in self._waiting.items() if waiting}:
+            kind = min(first, key=first.__getitem__)  # each begins with its time
+            await self._entries.add(kind, first[kind])
+            if (waiting := self._waiting[kind]) and waiting[0] is first[kind]:  # else it had to make room
+                waiting.popleft()
 
     def _note(self, scope: Scope, action: str, status: int, more: Mapping[str, Any], target: str = "") -> None:
         state, client = scope["state"], scope.get("client")
@@ -125,4 +108,3 @@ class Audit:
             data = msgspec.json.encode(fields | {"detail": {"left_out": f"{len(data)} bytes: see the log's line"}})
         # Whoever was not let in decides how many of these there are.
         self._waiting["acts" if caller and outcome != "refused" else "refusals"].append(data)
-        self._added.set()

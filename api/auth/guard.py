@@ -88,7 +88,8 @@ class RequestGuard:
             if caller is None or caller.created is None:
                 await self._app(scope, receive, send)
             else:
-                self._services.used_keys[caller.name] = int(time.time() * 1000)
+                if caller.created.id:
+                    self._services.used_keys[caller.name] = int(time.time() * 1000)
                 with self._services.open_answers.of(caller.created):
                     await self._app(scope, receive, send)
         finally:
@@ -157,6 +158,8 @@ class RequestGuard:
             if state["caller"] is not None:
                 return
         authorization = headers.get(b"authorization", b"").decode("latin-1")
+        if keyring.issuer is not None:
+            await keyring.issuer.ready(authorization)
         is_keyless = keyring.open or keyring.is_admin_token(authorization)
         if access is Access.CALLER or not is_keyless:  # so that the audit log names a refused key, too
             state["caller"] = keyring.caller(authorization)

@@ -9,14 +9,21 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from typing import TYPE_CHECKING
 
 from api.auth.hosts import is_loopback
 from api.openai import errors
-from api.settings import ApiSettings, KeySettings
+from api.settings import ApiSettings, KeySettings, OidcSettings
 from penstock.config import ConfigError
 from streaming.fleet.api_keys import CreatedKey
 from streaming.jobs.settings import UNLIMITED, LimitSettings, QuotaSettings
 from streaming.order import Priority
+
+if TYPE_CHECKING:
+    from api.auth.oidc import Issuer
+
+MAX_TENANTS = 1_000
+"""Tenants beyond which those of tokens are not listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,7 @@ class Caller:
     tenant: str
     ceiling: Priority
     name: str = ""
-    """For a created key, its id."""
+    """For a created key, its id; for a token, its subject."""
     admin: bool = False
     """May call /admin."""
     batch_tokens: int | None = None
@@ -36,7 +43,7 @@ class Caller:
     endpoints: tuple[str, ...] = ()
     limits: LimitSettings | None = None
     created: CreatedKey | None = None
-    """Its key, if an admin has created it here."""
+    """Its key, if an admin has created it here, or what its token grants."""
 
 
 LOCAL_CALLER = Caller("local", Priority.INTERACTIVE)
@@ -55,7 +62,9 @@ class Keyring:
     Raises ConfigError if two rows hold the same key.
     """
 
-    def __init__(self, keys: Mapping[str, KeySettings], admin_token_sha256: str = "") -> None:
+    def __init__(
+        self, keys: Mapping[str, KeySettings], admin_token_sha256: str = "", issuer: Issuer | None = None
+    ) -> None:
         # A dictionary by keyed digest costs the same for any number of keys and leaks nothing by timing: without this
         # process's random pepper no attacker can choose a key near a stored digest.
         self._pepper = secrets.token_bytes(32)
@@ -76,8 +85,10 @@ class Keyring:
         """Whether there are no rows, but an admin token for /admin."""
         if self.has_admin_token:
             self._seals[OPERATOR.name] = (OPERATOR, bytes.fromhex(admin_token_sha256))
-        self._closed = False
-        """There is a key, or was: a store that was emptied opens nothing here."""
+        self.issuer = issuer
+        """Whose tokens are taken, too."""
+        self._closed = issuer is not None
+        """There is a key, or was, or somebody issues tokens: a store that was emptied opens nothing here."""
         self._take({})
         self.known = bool(self._rows)
         """Whether `learn` was called, or need not be: without rows nobody is served before."""
@@ -96,11 +107,7 @@ class Keyring:
         for key in self._created.values():
             if key.revoked_ms is not None:
                 continue
-            own = [row for row in self._rows.values() if row.tenant == key.tenant]
-            tokens = next((row.batch_tokens for row in own if row.batch_tokens is not None), None)
-            quotas = reduce(QuotaSettings.over, [row.quotas for row in own], UNLIMITED)
-            may = (tokens, quotas, key.models, key.endpoints, key.limits, key)
-            caller = Caller(key.tenant, key.priority, key.id, key.admin, *may)
+            caller = self._holder(key, key.id)
             self._callers.setdefault(self._digest(bytes.fromhex(key.sha256)), caller)
             if key.admin:
                 self._admins.setdefault(key.id, (caller, bytes.fromhex(key.sha256)))
@@ -110,9 +117,16 @@ class Keyring:
         self.open = not self._closed
         """Whether the server has no keys and serves anyone on this machine."""
         self.tenants = frozenset(caller.tenant for caller in self.callers or (LOCAL_CALLER,))
-        """The tenants of all keys; without keys, the local one."""
+        """The tenants of all keys, and of tokens seen since these last changed; without keys, also the local one."""
         self.administrator = next((caller for caller, _ in self._admins.values()), None)
         """The first who may administer; None if nobody may."""
+
+    def _holder(self, key: CreatedKey, name: str) -> Caller:
+        own = [row for row in self._rows.values() if row.tenant == key.tenant]
+        tokens = next((row.batch_tokens for row in own if row.batch_tokens is not None), None)
+        quotas = reduce(QuotaSettings.over, [row.quotas for row in own], UNLIMITED)
+        may = (tokens, quotas, key.models, key.endpoints, key.limits, key)
+        return Caller(key.tenant, key.priority, name, key.admin, *may)
 
     def quotas_of(self, tenant: str) -> QuotaSettings:
         """Return the quotas set in a tenant's keys; for each quota the first key that sets it counts."""
@@ -123,18 +137,27 @@ class Keyring:
         return found
 
     def caller(self, authorization: str | None) -> Caller:
-        """Return the caller of the key in an Authorization header. Raises ApiError (401)."""
+        """Return the caller of the key or token in an Authorization header. Raises ApiError (401, 503)."""
         if self.open:
             return LOCAL_CALLER
         digest = self._sent(authorization)
         if not digest:
             raise errors.invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
-        found = self._callers.get(digest)
+        found = self._callers.get(digest) or self._issued(authorization or "")
         if found is None:
             raise errors.invalid_api_key("This API key is not known here.")
         if has_expired(found):
             raise errors.invalid_api_key("This API key has expired.")
         return found
+
+    def _issued(self, authorization: str) -> Caller | None:
+        """Return the caller of a token; None if there is none. Raises ApiError (401, 503)."""
+        key = self.issuer.key_of(authorization) if self.issuer is not None else None
+        if key is None:
+            return None
+        if key.tenant not in self.tenants and len(self.tenants) < MAX_TENANTS:
+            self.tenants |= {key.tenant}
+        return self._holder(key, f"oidc:{key.created_by}")
 
     def admin(self, authorization: str | None) -> Caller:
         """Return the caller of an admin key or, without keys in the settings, of the admin token. Raises ApiError (401,
@@ -155,13 +178,16 @@ class Keyring:
         return self.has_admin_token and hmac.compare_digest(self._sent(authorization), self._admin_token)
 
     def holds(self, key: CreatedKey) -> bool:
-        """Whether a created key still has the secret and the rights that it had then."""
-        now = self._created.get(key.id)
+        """Whether a created key still has the secret and the rights that it had then, or a token still counts."""
+        counts = not key.id and self.issuer is not None and self.issuer.has(key.label)
+        now = key if counts else self._created.get(key.id)
         return now is not None and now.is_valid(int(time.time() * 1000)) and now.rights == key.rights
 
     def seal(self, name: str, secret: str) -> str:
         """Return the proof that the holder of an admin key (by its name) has opened a session of the console with this
-        secret. It is void once the key is changed. Raises KeyError."""
+        secret. It is void once the key is changed. Raises ApiError (403): a token has no such proof."""
+        if name not in self._admins:
+            raise errors.session_by_token()
         return hmac.digest(self._admins[name][1], secret.encode(), "sha256").hex()
 
     def unsealed(self, name: str, secret: str, seal: str) -> Caller | None:
@@ -185,6 +211,17 @@ class Keyring:
 def has_expired(caller: Caller) -> bool:
     """Whether the key of a caller has an end that is over."""
     return caller.created is not None and not caller.created.is_valid(int(time.time() * 1000))
+
+
+def issuer_of(settings: OidcSettings) -> Issuer | None:
+    """Return the issuer of these settings; None if there is none. Raises ConfigError."""
+    if not settings.issuer:
+        return None
+    try:
+        from api.auth.oidc import Issuer  # noqa: PLC0415 - PyJWT may not be there; and an HTTP client takes memory
+    except ImportError as error:
+        raise ConfigError("oidc.issuer", str(error), "install penstock[oidc]") from None
+    return Issuer(settings)
 
 
 def check_exposure(host: str, keyring: Keyring) -> None:

@@ -109,11 +109,11 @@ async def login(request: Request) -> Response:
     body = read_object(await read_body(request.scope, request.receive, MAX_BODY_BYTES))
     try:
         caller = await _caller(request, body)
+        cookie, token = await services.console.begin(caller)
     except errors.ApiError as error:
         services.audit.logged_in(request.scope, error)
         raise
     request.scope["state"]["caller"] = caller
-    cookie, token = await services.console.begin(caller)
     services.audit.logged_in(request.scope, None)
     answer = {"object": "console.session", "token": token, "expires_at": int(time.time()) + SESSION_S}
     return as_json(answer, headers={"Set-Cookie": set_cookie(headers, cookie), "Cache-Control": "no-store"})

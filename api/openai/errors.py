@@ -248,6 +248,14 @@ key_ended = ErrorKind(401, "invalid_api_key", headers=BEARER).says(
 )
 
 
+session_by_token = ErrorKind(403, "permission_denied").says(
+    "A token opens no session of the console, which would outlive it. Use an admin key."
+)
+issuer_unavailable = ErrorKind(503, "issuer_unavailable", headers=SOON).says(
+    "This token cannot be checked now, because its issuer does not answer ([oidc]). Try again."
+)
+
+
 def beyond_own_key(field: str) -> ApiError:
     """An admin with a created key would make or change one that may more than its own."""
     message = f"Your key cannot make, change or rotate one with more than it has itself ({field})."

@@ -20,9 +20,11 @@ class CreatedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One key."""
 
     id: str
+    """Empty: what a token grants that somebody else has issued. It is in no store."""
     sha256: str
     tenant: str
     label: str = ""
+    """Of a token, the id of the key that signed it."""
     priority: Priority = Priority.INTERACTIVE
     admin: bool = False
     models: tuple[str, ...] = ()
@@ -30,7 +32,7 @@ class CreatedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     limits: LimitSettings | None = None
     created_ms: int
     created_by: str
-    """The name of the key, or the tenant, of the admin who made it."""
+    """The name of the key, or the tenant, of the admin who made it. Of a token, its subject."""
     expires_ms: int | None = None
     revoked_ms: int | None = None
 

@@ -25,17 +25,13 @@ class AuditLog(ClientUser):
     async def recent(self, count: int, after: str = "", since_ms: int = 0) -> list[dict[str, Any]]:
         """Read entries with their ids, newest first: those stored at this time (Redis time) or later, and before the
         one with the id `after`. An id is the number of its kind and its place there."""
-        kind, _, place = after.partition("-")
-        ends = [("+" if not after else f"({place}" if number <= int(kind) else place) for number in range(len(KEPT))]
-        keys = [fleet_key("audit", kind) for kind in KEPT]
-        pages = await self._client.calls(
-            [
-                ("XREVRANGE", FLEET_SLOT, (key, end, since_ms, "COUNT", count))
-                for key, end in zip(keys, ends, strict=True)
-            ]
-        )
+        last, _, place = after.partition("-")
+        calls = []
+        for number, kind in enumerate(KEPT):
+            end = "+" if not after else f"({place}" if number <= int(last) else place
+            calls.append(("XREVRANGE", FLEET_SLOT, (fleet_key("audit", kind), end, since_ms, "COUNT", count)))
         found = []
-        for number, page in enumerate(pages):
+        for number, page in enumerate(await self._client.calls(calls)):
             for name, (_, data) in page:
                 at_ms, turn = map(int, name.split(b"-"))
                 said = entry("an audit entry", data, dict) or {}

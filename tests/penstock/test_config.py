@@ -10,7 +10,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from api.settings import ApiSettings, KeySettings, ModerationSettings
+from api.settings import ApiSettings, KeySettings, ModerationSettings, OidcSettings
 from cli.instance import UpSettings
 from offline.settings import OfflineSettings
 from penstock.config import FLAGS, SECTIONS, Config, ConfigError, Sources, build, field_meanings, load
@@ -109,7 +109,7 @@ DOCUMENTED: dict[str, type[msgspec.Struct]] = {
     "records": RecordSettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
     "models.<name>.targets.<lane>": LatencyTargets, "models.<name>.shapes.<shape>": ShapeSettings,
-    "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
+    "oidc": OidcSettings, "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
     "quotas": QuotaSettings, "tenants.<name>": TenantSettings,
     "content.<name>": ContentSettings, "moderation": ModerationSettings,
     **sections(),
@@ -132,6 +132,7 @@ IN_WORDS: dict[str, tuple[Any, ...]] = {
     "`[]`": ((),),
     '`["input", "output"]`': (("input", "output"),),
     "Llama Guard 3's": (ModerationSettings().categories,),
+    '`["RS256", "ES256", "EdDSA"]`': (("RS256", "ES256", "EdDSA"),),
 }
 """What a default that is said in words may be."""
 

@@ -16,7 +16,7 @@ from click import Context, Group
 from commands import ROOT, blocks, commands, curl, penstock, served_by
 from house import House
 
-from api.settings import ApiSettings, KeySettings
+from api.settings import ApiSettings, KeySettings, OidcSettings
 from cli.app import app
 from cli.instance import UpSettings
 from offline.settings import OfflineSettings
@@ -37,7 +37,8 @@ KINDS = {
     "webhooks": WebhookSettings, "events": EventSettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
     "up": UpSettings, "api": ApiSettings, "redis": RedisSettings, "worker": WorkerSettings, "models": ModelSettings,
-    "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "keys": KeySettings, **ENGINES,
+    "scheduler": SchedulerSettings, "telemetry": TelemetrySettings, "keys": KeySettings,
+    "oidc": OidcSettings, **ENGINES,
 }  # fmt: skip
 
 

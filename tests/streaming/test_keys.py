@@ -44,7 +44,6 @@ EXPIRY_S = {
     "yielding": 10, "prefetching": 10, "alone": 60, "kept": RETENTION_S + 2,
     "outbox": 7 * DAY, "hook": 31 * DAY, "hook_due": 31 * DAY, "hooks": 2 * RETENTION_S,
     "proc": 10, "leader": 60, "redelivery": DAY, "shares": 60, "served": HOUR, "credit": HOUR,
-    "usage": 100 * DAY, "used": 100 * DAY, "users": 100 * DAY,
     "script_ends": DAY, "console": 12 * HOUR, "conversation": RETENTION_S, "places": DAY,
 }  # fmt: skip
 """The longest that a key of the kind may live on by itself once everything has ended, in seconds."""

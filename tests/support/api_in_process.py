@@ -17,10 +17,10 @@ import msgspec
 import uvicorn
 
 from api.app import build_app
-from api.auth.keys import Keyring
+from api.auth.keys import Keyring, issuer_of
 from api.openai.errors import Wait
 from api.services import Services
-from api.settings import ApiSettings, KeySettings
+from api.settings import ApiSettings, KeySettings, OidcSettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard
 from api.waits import MIN_ERRORS, EstimateSource, Prediction
@@ -95,6 +95,7 @@ async def api_in_process(
     quotas: QuotaSettings = UNLIMITED,
     files: Path | None = None,
     admin_token: str = "",
+    oidc: OidcSettings | None = None,
 ) -> AsyncIterator[LocalApi]:
     """Serve on a free port of loopback until the block ends. The services close `client`. `files`: folder of files;
     `admin_token`: of a server without keys."""
@@ -103,7 +104,7 @@ async def api_in_process(
         settings=ApiSettings(),
         store_client=client,
         models={"sim": ModelSettings(engine="sim")},
-        keyring=Keyring(keys or {}, token),
+        keyring=Keyring(keys or {}, token, None if oidc is None else issuer_of(oidc)),
         metrics=Metrics.start("", "api"),
         tracing=Tracing(),
         version="0",
