@@ -345,7 +345,9 @@ CREATED_KEY = object_of(
 )
 
 
-USED = object_of(**each(INTEGER, *AMOUNTS))
+USED = extended(object_of(**each(INTEGER, *AMOUNTS)), cost=told(NUMBER, "Only if models have prices."))
+
+
 ANSWERS: dict[str, Schema] = {
     "Error": object_of(error=FAULT),
     "Usage": USAGE,

@@ -20,6 +20,7 @@ from streaming.ids import TENANT_NAME
 from streaming.jobs.usage import USAGE_KEPT_DAYS, Used
 
 DEFAULT_DAYS = 30
+FREE = (0.0, 0.0)
 AMOUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens")
 
 
@@ -42,26 +43,31 @@ async def _report(request: Request, tenant: str | None) -> Response:
     by = tuple(dict.fromkeys((value_of(query, "by") or "day").split(",")))
     days = [first + timedelta(each) for each in range((last - first).days + 1)]
     groups: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
-    async for used in services_of(request).usage.read(days, tenant):
-        groups[tuple([getattr(used, name) for name in by])].update(_amounts(used))
+    services = services_of(request)
+    prices = {name: model.prices for name, model in services.models.items() if any(model.prices)}
+    amounts = (*AMOUNTS, "cost") if prices else AMOUNTS
+    async for used in services.usage.read(days, tenant):
+        groups[tuple([getattr(used, name) for name in by])].update(_amounts(used, prices.get(used.model, FREE)))
     rows: list[dict[str, Any]] = [
-        dict(zip(by, group, strict=True)) | amounts for group, amounts in sorted(groups.items())
+        dict(zip(by, group, strict=True)) | {name: sums[name] for name in amounts}
+        for group, sums in sorted(groups.items())
     ]
     asked = value_of(query, "usage_format") or ("csv" if "text/csv" in request.headers.get("accept", "") else "json")
     if asked == "csv":
         text = io.StringIO()
-        writer = csv.DictWriter(text, (*by, *AMOUNTS))
+        writer = csv.DictWriter(text, (*by, *amounts))
         writer.writeheader()
         writer.writerows(rows)
         return Response(text.getvalue(), media_type="text/csv")
-    total = {name: sum([row[name] for row in rows]) for name in AMOUNTS}
+    total = {name: sum([row[name] for row in rows]) for name in amounts}
     return as_json({"object": "usage", "from": f"{first}", "to": f"{last}", "by": by, "data": rows, "total": total})
 
 
-def _amounts(used: Used) -> dict[str, int]:
-    """What counts toward a row, in the order of AMOUNTS."""
+def _amounts(used: Used, prices: tuple[float, float]) -> dict[str, float]:
+    """What counts toward a row, in the order of AMOUNTS, and what it costs."""
     counts = used.requests, used.prompt, used.cached, used.completion, used.prompt + used.completion
-    return dict(zip(AMOUNTS, counts, strict=True))
+    cost = (used.prompt * prices[0] + used.completion * prices[1]) / 1e6
+    return dict(zip(AMOUNTS, counts, strict=True)) | {"cost": cost}
 
 
 def _days(query: QueryParams) -> tuple[date, date]:

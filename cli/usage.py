@@ -13,7 +13,6 @@ from cli.client import Client
 from cli.options import command
 from cli.output import CommandResult, note, print_table, styled
 
-AMOUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens")
 BAR = 10
 """Columns of the longest bar."""
 
@@ -40,7 +39,7 @@ def usage(client: Client, everyone: bool, tenant: str | None, as_csv: bool, **qu
 
     def show() -> None:
         if as_csv:
-            writer = csv.DictWriter(sys.stdout, (*by, *AMOUNTS), lineterminator="\n")
+            writer = csv.DictWriter(sys.stdout, (*by, *found["total"]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
         elif rows:
@@ -51,13 +50,13 @@ def usage(client: Client, everyone: bool, tenant: str | None, as_csv: bool, **qu
     return CommandResult(iter(rows), show)
 
 
-def _print(rows: list[dict[str, Any]], by: list[str], total: dict[str, int]) -> None:
+def _print(rows: list[dict[str, Any]], by: list[str], total: dict[str, float]) -> None:
     """Print a table: numbers end in line, and where there is colour, a bar shows each row's tokens."""
     shown = [*rows, {by[0]: "total", **total}] if len(rows) > 1 else rows
-    numbers = {name: [f"{row[name]:,}" for row in shown] for name in AMOUNTS}
-    titles = [name.removesuffix("_tokens").upper() for name in AMOUNTS]
-    widths = [max(map(len, [title, *numbers[name]])) for name, title in zip(AMOUNTS, titles, strict=True)]
-    columns = [[f"{each:>{width}}" for each in numbers[name]] for name, width in zip(AMOUNTS, widths, strict=True)]
+    numbers = [[f"{row[name]:,.4f}" if name == "cost" else f"{row[name]:,}" for row in shown] for name in total]
+    titles = [name.removesuffix("_tokens").upper() for name in total]
+    widths = [max(map(len, [title, *column])) for title, column in zip(titles, numbers, strict=True)]
+    columns = [[f"{each:>{width}}" for each in column] for column, width in zip(numbers, widths, strict=True)]
     header = [*map(str.upper, by), *(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True))]
     if styled(sys.stdout, os.environ):
         most = max(1, *(row["total_tokens"] for row in rows))

@@ -96,6 +96,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
             check_shapes(self)
 
     @property
+    def prices(self) -> tuple[float, float]:
+        """Of a million tokens of prompts, and of answers."""
+        return self.price_input, self.price_output
+
+    @property
     def most_workers(self) -> int:
         return max(1, self.min_workers) if self.max_workers is None else self.max_workers
 
@@ -185,7 +190,7 @@ def check_runnable(models: Mapping[str, ModelSettings]) -> None:
 def limits_of(tenants: Mapping[str, TenantSettings], models: Mapping[str, ModelSettings]) -> Limits:
     """What limits count by, of the rows of tenants and models."""
     limits = {name: tenant.limits for name, tenant in tenants.items() if tenant.limits is not None}
-    return Limits(limits, {name: (model.price_input, model.price_output) for name, model in models.items()})
+    return Limits(limits, {name: model.prices for name, model in models.items()})
 
 
 def served_models(configured: dict[str, ModelSettings], workers: int | str | None = None) -> dict[str, ModelSettings]:

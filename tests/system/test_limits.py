@@ -81,6 +81,17 @@ def test_money_is_a_limit_and_tells_when_it_begins_anew(house: House) -> None:
     assert (status, json.loads(body)["error"]["code"]) == (400, "request_exceeds_limit")
 
 
+def test_usage_has_the_cost_by_the_models_prices(house: House) -> None:
+    assert chat(house, "slow", max_tokens=7)[0] == 200
+    headers = {"Authorization": "Bearer slow"}
+    report = json.loads(house.request("GET", "/v1/usage?by=key", headers=headers)[2])
+    (row,) = report["data"]
+    assert (row["key"], row["completion_tokens"]) == ("slow", 7)
+    assert row["cost"] == report["total"]["cost"] == (row["prompt_tokens"] + 10 * 7) / 1e6
+    table = house.request("GET", "/v1/usage?by=key&format=csv", headers=headers)[2].decode().split()
+    assert table[0].endswith(",total_tokens,cost") and table[1].startswith("slow,1,")
+
+
 def test_two_hundred_callers_at_two_processes_never_get_more_than_the_limit(house: House) -> None:
     other = free_port()
     house.start_api(other)

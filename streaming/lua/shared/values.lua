@@ -123,6 +123,8 @@ local BUFFERED = {'members', 'entries', 'releases', 'listings', 'reservations', 
 
 -- For so long (s) a day's usage is kept; docs/api.md says so.
 local USAGE_RETENTION_S = 100 * 86400
+-- So many pairs of key and model are counted a day of a tenant; further ones together, as key (others).
+local MAX_USED = 1000
 
 local function flush_writes()
   if not round.buffered then return end
@@ -164,11 +166,17 @@ local function flush_writes()
     for tenant, change in pairs(sums) do charge_tenant(model, priority, tenant, change) end
   end
   for key, sums in pairs(round.used or NONE) do -- pcall: a count that cannot be added keeps no job from its end
-    local cached = tonumber(sums[4]) > 0 and {'INCRBY', 'i64', '#3', sums[4]} or NONE
-    local found = redis.pcall('BITFIELD', key, 'INCRBY', 'i64', '#0', sums[1], 'INCRBY', 'i64', '#1', sums[2],
-      'INCRBY', 'i64', '#2', sums[3], unpack(cached))
+    local counts = {'INCRBY', 'i64', '#0', sums[1], 'INCRBY', 'i64', '#1', sums[2], 'INCRBY', 'i64', '#2', sums[3]}
+    for i, word in ipairs(tonumber(sums[4]) > 0 and {'INCRBY', 'i64', '#3', sums[4]} or NONE) do counts[12 + i] = word end
+    local found = redis.pcall('BITFIELD', key, unpack(counts))
     if found[1] == sums[1] then -- once a day
       local day, tenant, who = string.match(key, ':(%d+):([^:]*):(.*)$', #P)
+      if redis.call('SCARD', used_key(day, tenant)) >= MAX_USED then -- a token's issuer names any number of callers
+        redis.call('DEL', key)
+        who = string.match(who, '^%S*') .. ' (others)'
+        key = usage_key(day, tenant, who)
+        redis.call('BITFIELD', key, unpack(counts))
+      end
       redis.call('SADD', used_key(day, tenant), who)
       redis.call('SADD', users_key(day), tenant)
       for _, each in ipairs({key, used_key(day, tenant), users_key(day)}) do redis.call('EXPIRE', each, USAGE_RETENTION_S) end

@@ -105,3 +105,21 @@ async def test_counts_end_a_hundred_days_after_the_day(wire: RedisClient) -> Non
     assert len(kinds) == 3
     for key in kinds:
         assert 99 * 86_400 < await wire.redis.ttl(key) <= 100 * 86_400
+
+
+async def test_names_beyond_the_most_are_counted_together(wire: RedisClient) -> None:
+    queue, lease = Queue(wire), await a_lease(wire)
+    callers = [f"oidc:user {number}" for number in range(1_030)]
+    for turn in (1, 2):
+        await asyncio.gather(*[queue.put(a_job(queue), caller=name) for name in callers])
+        while claims := (await lease.claim(0, 200)).jobs:
+            held = [each for each in claims if isinstance(each, Claim)]
+            ends = [Finish(Terminal(each.job.id, *DONE, Usage(3, 2)), each.run_number, True) for each in held]
+            await lease.calls([lease.finish_call(end) for end in ends])
+        rows = await listed(UsageCounts(wire).read(days(), "t"))
+        sums = [
+            sum(column) for column in zip(*[(row.requests, row.prompt, row.completion) for row in rows], strict=True)
+        ]
+        assert sums == [turn * 1_030, turn * 3_090, turn * 2_060]
+        assert sum(row.requests for row in rows if row.key == "(others)") == 30 * turn
+        assert len({row.key for row in rows}) == 1_001
