@@ -105,7 +105,9 @@ async def test_an_entry_names_what_was_done_to_what_and_no_secret(api: LocalApi)
     ]
     assert (found[-1]["detail"]["want"], found[0]["detail"]["tenant"]) == (1, "web")
     redis = api.services.store_client.redis
-    written = str([await redis.xrange(fleet_key("audit", kind)) for kind in KEPT])
+    acts, refusals = [await redis.xrange(fleet_key("audit", kind)) for kind in KEPT]
+    assert (len(acts), len(refusals)) == (5, 2)  # who was not let in fills no place of an admin's
+    written = str((acts, refusals))
     for secret in (*SECRETS, made["key"], new["key"], link, session):
         assert secret not in written
         assert hashlib.sha256(secret.encode()).hexdigest() not in written

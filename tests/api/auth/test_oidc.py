@@ -287,9 +287,10 @@ async def test_keys_may_change_at_any_time(issuer: LocalIssuer) -> None:
         assert (await told(keyring, old))[0] == 401
 
 
-async def test_unknown_keys_are_asked_for_once(issuer: LocalIssuer) -> None:
+async def test_unknown_keys_are_asked_for_once(issuer: LocalIssuer, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are named, and none of them waits for it."""
-    async with knowing(issuer.settings) as keyring:
+    monkeypatch.setattr(oidc, "TIMEOUT_S", 600.0)
+    async with knowing(issuer.settings) as keyring, asyncio.timeout(120):
         assert await told(keyring, issuer.token()) == (200, "")
         floods = [issuer.token(f"unknown-{number}", key=private_key("RSA")) for number in range(200)]
         assert {status for status, _ in await asyncio.gather(*(told(keyring, each) for each in floods))} == {401}
