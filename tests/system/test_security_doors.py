@@ -20,6 +20,7 @@ from matrices import OPERATIONS, Operation
 from redis import Redis
 
 from api.openapi import document
+from api.settings import ENDPOINTS
 
 pytestmark = pytest.mark.slow
 
@@ -188,6 +189,19 @@ def reaches_as_far_as_it_may(house: House, operation: Operation, name: str) -> N
         assert status in (200, 201, 202) or (
             operation.method == "POST" and status in (400, 415) and not BODIES.get(operation.name)
         ), body
+
+
+def test_a_created_key_reaches_what_it_was_created_for(house: House) -> None:
+    """For each word that a key may be for: 403 everywhere else, and as a tenant's key at what it names."""
+    for word in sorted(ENDPOINTS):
+        made = json.loads(house.post("/admin/keys", {"tenant": "red", "endpoints": [word]}, by("root"))[2])
+        for operation in OPERATIONS:
+            if (access := access_of(operation)) in ("anyone", "either"):
+                continue
+            status, _, body = ask(house, operation, operation.at(**UNKNOWN), f"Bearer {made['key']}")
+            named = operation.path.removeprefix("/v1").split("/")[1] == word
+            assert (status == 403) == (access == "admin" or not named), (word, operation.name, body)
+        assert house.request("DELETE", f"/admin/keys/{made['id']}", headers=by("root"))[0] == 200
 
 
 @pytest.mark.parametrize("name", KEYS)
