@@ -122,6 +122,7 @@ async def _judged(services: Services, request: Request, texts: Sequence[str]) ->
     # The caller's Idempotency-Key would make one job of all texts.
     state = request.scope["state"]
     scope = {**request.scope, "state": {**state, "headers": {}}}
+    state["model"] = judge.model
     until, asked, found = time.monotonic() + judge.timeout_s, dict[int, Admitted](), dict[int, dict[str, bool]]()
     try:
         for number, text in enumerate(texts):

@@ -35,7 +35,7 @@ ABUSES = {
     "upstream": Abuse("an upstream server streams without end", 2, 0.1, "upstream"),
     "slots": Abuse("2 requests of 8 choices, 16 slots", 2, 0.1),
     "references": Abuse("requests of 1,000 references to one response", 4, 0.05),
-    "refusals": Abuse("400 refused requests a second", 8, 0.02),
+    "refusals": Abuse("a flood of refused requests (401, 404, 413)", 8, 0.02),
 }
 
 

@@ -69,7 +69,7 @@ async def claiming(wire: RedisClient) -> Hand:
 
 async def test_the_model_says_what_it_finds(api: LocalApi, wire: RedisClient) -> None:
     """In OpenAI's shape, for each text, with all categories; what it names otherwise is "other"."""
-    answers = {"a": "safe", "b": "\n\nunsafe\nS2", "c": "unsafe\nS1, S2", "d": "Unsafe", "e": "unsafe\nS77"}
+    answers = {"": "safe", "b": "\n\nunsafe\nS2", "c": "unsafe\nS1, S2", "d": "Unsafe", "e": "unsafe\nS77"}
     status, body, jobs = await judged(
         api, wire, answers, {"model": "sim", "input": list(answers)}, Idempotency_Key="one"
     )

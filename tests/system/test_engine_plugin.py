@@ -133,3 +133,23 @@ def test_an_engine_that_breaks_ends_its_worker_and_its_job_is_given_up(tmp_path:
         assert "engine dead: its task ended: RuntimeError: bad kernel" in logged
         assert re.search(r'faulty\.py\\?", line [0-9]+, in _next', logged)
         assert ended(house, job)["status"] == "failed"
+
+
+def test_a_model_judges_texts_and_one_that_is_away_lets_none_pass(tmp_path: Path) -> None:
+    """The example repeats a text, which is its verdict here. Another worker takes what a killed one had; without any,
+    the time limit ends it."""
+    rules = "options.step_ms = 100\n[moderation]\nmodel = 'm'\ntimeout_s = 8\n"
+    with plugged(tmp_path, "echo_engine:Echo", rules) as house:
+        first = work(house)
+        house.wait_ready()
+        asked = {"model": "m", "input": ["safe", "unsafe S10", "unsafe S1 S10"]}
+        status, _, body = house.post("/v1/moderations", asked)
+        results = json.loads(body)["results"]
+        shown = [[name for name, hit in each["categories"].items() if hit] for each in results]
+        assert (status, shown) == (200, [[], ["hate"], ["violent_crimes", "hate"]])
+        first.kill()
+        status, _, body = house.post("/v1/moderations", asked)
+        assert status in (408, 503) and b"results" not in body
+        work(house)
+        house.wait_ready()
+        assert house.post("/v1/moderations", asked)[0] == 200
