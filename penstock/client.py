@@ -328,22 +328,17 @@ class Patience(NamedTuple):
     s: float
     first_s: float
     """The same before any server has accepted a connection: the address may be wrong."""
+    chance: Callable[[], float] = random.random
+    """Draws the delays, from 0 to 1."""
 
 
 class RetryState:
     """Decides after each failure of one call whether to try again, when, and at which server."""
 
     def __init__(
-        self,
-        servers: ServerList,
-        patience: Patience,
-        chance: Callable[[], float],
-        *,
-        until: float = math.inf,
-        final_codes: Collection[str] = (),
+        self, servers: ServerList, patience: Patience, *, until: float = math.inf, final_codes: Collection[str] = ()
     ) -> None:
-        self._servers, self._patience, self._chance = servers, patience, chance
-        self._until, self._final_codes = until, final_codes
+        self._servers, self._patience, self._until, self._final_codes = servers, patience, until, final_codes
         self._failures = 0
         self._since = 0.0
         self._url = servers.url
@@ -390,9 +385,10 @@ class RetryState:
         self._failures += 1
         rounds, others = divmod(self._failures - 1, len(self._servers.urls))
         if others < len(self._servers.urls) - 1 and not all_alike:
-            return FIRST_DELAY_S * self._chance()
+            return FIRST_DELAY_S * self._patience.chance()
         longest_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(rounds, 10))
-        return max(longest_s * self._chance(), asked_s * (1 + RETRY_AFTER_SPREAD * self._chance()))
+        chance = self._patience.chance
+        return max(longest_s * chance(), asked_s * (1 + RETRY_AFTER_SPREAD * chance()))
 
     def _pause(self, pause: Pause, at: float, error: ApiRefusal | NoAnswer) -> Pause:
         """Return the pause, or raise if it would last too long."""
@@ -420,14 +416,8 @@ def retry_after_s(headers: Mapping[str, str]) -> float:
 class Call:
     """One call of a client."""
 
-    def __init__(
-        self,
-        servers: ServerList,
-        patience: Patience,
-        connection: Connection,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
-        self._servers, self._patience, self._connection, self._chance = servers, patience, connection, chance
+    def __init__(self, servers: ServerList, patience: Patience, connection: Connection) -> None:
+        self._servers, self._patience, self._connection = servers, patience, connection
 
     async def request(
         self, method: str, path: str, body: Any, headers: Mapping[str, str], *, tries_again: bool
@@ -454,7 +444,7 @@ class Call:
             path = f"{job_path(job_id)}?{urlencode({'wait': f'{poll_s:.3f}'})}"
             silence_s = min(poll_s + LATE_S, left_s + OVERTIME_S)
             try:
-                got = await self._try(retry, "GET", path, b"", EMPTY, silence_s)
+                got = await self._try(retry, Send("GET", path, EMPTY, b"", silence_s))
             except (Broken, Refused) as failure:
                 try:
                     pause = retry.after(failure)
@@ -477,7 +467,7 @@ class Call:
         while True:
             headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
             try:
-                got = await self._try(retry, "GET", path, b"", headers, SILENCE_S, streamed=True)
+                got = await self._try(retry, Send("GET", path, headers, b"", SILENCE_S, streamed=True))
                 if not got.headers.get("content-type", "").startswith("text/event-stream"):
                     raise NoAnswer(self._servers.url, "its answer is no event stream")
                 while True:
@@ -499,34 +489,24 @@ class Call:
 
     async def _answer(self, retry: RetryState, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Json:
         """Return the JSON object of a good answer, after as many tries as it takes and may take."""
-        content = b"" if body is None else json_bytes(body)
+        request = Send(method, path, headers, b"" if body is None else json_bytes(body), ANSWER_TIMEOUT_S)
         while True:
             try:
-                got = await self._try(retry, method, path, content, headers, ANSWER_TIMEOUT_S)
+                got = await self._try(retry, request)
             except (Broken, Refused) as failure:
                 await self._connection.pause(retry.after(failure))
             else:
                 retry.progress()
                 return self._json(got)
 
-    async def _try(
-        self,
-        retry: RetryState,
-        method: str,
-        path: str,
-        body: bytes,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        *,
-        streamed: bool = False,
-    ) -> HttpAnswer:
-        """Send the request once. Raises Broken, Refused."""
-        own = {"Content-Type": "application/json"} if body else {}
+    async def _try(self, retry: RetryState, request: Send) -> HttpAnswer:
+        """Send a request, whose URL is a path, to one server, with the headers of each. Raises Broken, Refused."""
+        own = {"Content-Type": "application/json"} if request.body else {}
         if self._servers.key:
             own["Authorization"] = f"Bearer {self._servers.key}"
-        own.update(headers)
+        own.update(request.headers)
         check_headers(own)
-        answer = await self._connection.send(Send(method, retry.server() + path, own, body, timeout_s, streamed))
+        answer = await self._connection.send(request._replace(url=retry.server() + request.url, headers=own))
         if answer.status >= 400:
             raise Refused(answer)
         return answer
@@ -541,7 +521,7 @@ class Call:
         return value
 
     def _retry(self, patience: Patience | None = None, **limits: Any) -> RetryState:
-        return RetryState(self._servers, patience or self._patience, self._chance, **limits)
+        return RetryState(self._servers, patience or self._patience, **limits)
 
 
 def _event(job_id: str, sent: SentEvent, cursor: str) -> StreamEvent:

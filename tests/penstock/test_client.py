@@ -50,18 +50,18 @@ BODY = {"model": "sim", "prompt": "é"}
 class Calls:
     """Makes calls of a client on the connection that `Played` brings."""
 
-    def __init__(self, servers: ServerList, patience: Patience, chance: float = 1.0) -> None:
-        self._servers, self._patience, self._chance = servers, patience, chance
+    def __init__(self, servers: ServerList, patience: Patience) -> None:
+        self._servers, self._patience = servers, patience
 
     def __getattr__(self, method: str) -> Callable[..., Callable[[Connection], Any]]:
         def on(connection: Connection) -> Call:
-            return Call(self._servers, self._patience, connection, lambda: self._chance)
+            return Call(self._servers, self._patience, connection)
 
         return lambda *args, **options: lambda connection: getattr(on(connection), method)(*args, **options)
 
 
 def calls(*urls: str, patience_s: float = 60.0, first_s: float = 60.0, chance: float = 1.0) -> Calls:
-    return Calls(ServerList(urls or (A,), "a-key"), Patience(patience_s, first_s), chance)
+    return Calls(ServerList(urls or (A,), "a-key"), Patience(patience_s, first_s, lambda: chance))
 
 
 def ok(value: object, at: float = 0.0) -> HttpAnswer:
