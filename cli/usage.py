@@ -15,6 +15,7 @@ from cli.output import CommandResult, note, print_table, styled
 
 BAR = 10
 """Columns of the longest bar."""
+PLACES = {"cost": 4}
 
 
 @command("usage")
@@ -53,11 +54,12 @@ def usage(client: Client, everyone: bool, tenant: str | None, as_csv: bool, **qu
 def _print(rows: list[dict[str, Any]], by: list[str], total: dict[str, float]) -> None:
     """Print a table: numbers end in line, and where there is colour, a bar shows each row's tokens."""
     shown = [*rows, {by[0]: "total", **total}] if len(rows) > 1 else rows
-    numbers = [[f"{row[name]:,.4f}" if name == "cost" else f"{row[name]:,}" for row in shown] for name in total]
-    titles = [name.removesuffix("_tokens").upper() for name in total]
-    widths = [max(map(len, [title, *column])) for title, column in zip(titles, numbers, strict=True)]
-    columns = [[f"{each:>{width}}" for each in column] for column, width in zip(numbers, widths, strict=True)]
-    header = [*map(str.upper, by), *(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True))]
+    header, columns = [each.upper() for each in by], []
+    for name in total:
+        column = [name.removesuffix("_tokens").upper(), *(f"{row[name]:,.{PLACES.get(name, 0)}f}" for row in shown)]
+        title, *numbers = [each.rjust(max(map(len, column))) for each in column]
+        header.append(title)
+        columns.append(numbers)
     if styled(sys.stdout, os.environ):
         most = max(1, *(row["total_tokens"] for row in rows))
         columns.append(["▇" * -(-BAR * row["total_tokens"] // most) for row in rows] + [""] * (len(shown) - len(rows)))
