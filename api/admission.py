@@ -364,7 +364,7 @@ async def accept(
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
     headers, wait = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.position.before)}, None
     if accepted.joined:
-        job, partition = replace(job, id=accepted.id), partition_of(accepted.id) or 0
+        job = replace(job, id=accepted.id)
     elif found := services.waits.show(job, accepted.position.in_lane):
         wait = found[1]
         headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)

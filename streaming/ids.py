@@ -34,11 +34,6 @@ def idempotency_digest(tenant: str, key: str, conversation: str = "") -> str:
     return hashlib.sha256(joined(*names).encode()).hexdigest()[:32]
 
 
-def digest_partition(digest: str, partitions: int) -> int:
-    """The partition of an idempotency key's job: equal keys must meet in one partition."""
-    return int(digest[:8], 16) % partitions
-
-
 def new_life() -> str:
     """Make a random id of one run of a process, because processes of two machines may have the same name."""
     return secrets.token_hex(8)
@@ -50,7 +45,8 @@ def new_deployment_id() -> str:
 
 
 def tenant_partition(tenant: str, partitions: int) -> int:
-    """The partition of all files and batches of a tenant: Penstock lists and counts them together."""
+    """The partition of all files and batches of a tenant, of its jobs with idempotency keys, and of those that limits
+    count: each of these are counted, or found, together."""
     return int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:4]) % partitions
 
 

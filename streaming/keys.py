@@ -125,6 +125,9 @@ CATALOGUE = (
     # By API key or tenant: what it has used of its limits, and what its unfinished jobs reserve. Writers: put; finish,
     # cancel, claim, reap, release, salvage. Lifetime: forty days after its last change.
     Key("account:{}", "string"),
+    # By API key or tenant: ids of the unfinished jobs that its limits count, by whether their clients wait (1). Writers
+    # as of account. Lifetime: forty days after its newest entry; an entry until its job's end.
+    Key("open:{}", "zset"),
     # By model and priority: as in retry, jobs that lost all but their last worker; each is run alone. Writers: reap,
     # release, decline; claim, cancel. Lifetime: an entry until its job's claim or end.
     Key("suspects:{}:{}", "zset"),

@@ -29,7 +29,7 @@ from streaming.redis.settings import RedisSettings
 
 LEASE_MS = 1000
 QUIET_TIMEOUT_S = 15.0
-HELD = ("claims", "lane", "retry", "suspects", "timers", "alone", "owed", "heirs")
+HELD = ("claims", "lane", "retry", "suspects", "timers", "alone", "owed", "heirs", "open")
 """Kinds of keys that hold something only while jobs run or wait."""
 SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 """Name and value of one sample of a page of metrics."""
@@ -234,16 +234,18 @@ class PenstockCluster:
         return left
 
     async def _unsettled(self) -> float:
-        """What the accounts of limits have beyond the usage that the records of ended jobs tell, or below it: jobs that
-        count as unfinished, and tokens, unless records are forgotten meanwhile. Raises RedisError."""
+        """The tokens that the accounts of limits have beyond the usage that the records of ended jobs tell, or below
+        it; 0 if records are forgotten meanwhile. Raises RedisError."""
         redis: Any = self.wire.redis
-        found, forgotten = 0.0, "PENSTOCK_REDIS_RETENTION_S" in self.environ
+        found = 0.0
+        if "PENSTOCK_REDIS_RETENTION_S" in self.environ:
+            return found
         for partition in self.wire.partitions:
             async for key in redis.scan_iter(match=partition_key(partition, "account", "*")):
                 account = msgspec.msgpack.decode(await redis.get(key))
-                found += account["queued"] + (0 if forgotten else account["tokens_per_month"])
+                found += account["tokens_per_month"]
             async for key in redis.scan_iter(match=partition_key(partition, "job", "*"), count=1000):
-                held, record = (None, None) if forgotten else await redis.hmget(key, "hold", "record")
+                held, record = await redis.hmget(key, "hold", "record")
                 usage = decode_terminal(record).usage if held and record else Usage()
                 found -= usage.prompt + usage.completion
         return abs(found)

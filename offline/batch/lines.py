@@ -229,6 +229,11 @@ class Lines:
         return not self._waiting and not self._queued
 
     @property
+    def held_ms(self) -> int:
+        """For how long limits admit no line, if none is in the queue: another batch may have the turn; 0: go on."""
+        return max(0, int(1000 * (self._held_until - time.monotonic()))) if self.idle else 0
+
+    @property
     def idle(self) -> bool:
         """Whether no line is in the queue."""
         return not self._queued
@@ -265,7 +270,8 @@ class Lines:
         window = window_of(await self._worker_slots(), self._tools.batch.window)
         batch, lines_left = self._lease.batch, len(self.plan) - self._completed - self._failed
         left_s, window_s = (None if ms is None else ms / 1000 for ms in (left_ms, batch.window_ms))
-        self._lane, self._reason = lane_of(lines_left, self._per_second(), left_s, window_s, batch.ceiling)
+        if not self._held_until:  # another lane would make no limit hold sooner
+            self._lane, self._reason = lane_of(lines_left, self._per_second(), left_s, window_s, batch.ceiling)
         ended, may_take_more = 0, True
         while may_take_more and (lines := self._next(min(window - len(self._queued), self._per_call))):
             failed, may_take_more = await self._put(lines, left_ms)

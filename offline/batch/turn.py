@@ -226,6 +226,9 @@ class BatchTurn:
                     return None
             else:
                 self._tools.metrics.batch_lines.inc(await lines.feed(self._left_ms()))
+                if rest_ms := lines.held_ms:
+                    await self._save(rest_ms=rest_ms)
+                    return None
             await wait(self._stop, POLL_INTERVAL_S)
 
     def _stop_reason(self) -> StopReason:

@@ -72,9 +72,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """None: the same as min_workers, and at least 1."""
     cost_per_hour: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Of one worker, in any unit."""
-    price_input: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    price_input: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     """What a tenant pays for a million tokens of prompts, in any unit; `limits` count by it."""
-    price_output: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    price_output: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     """The same of answers."""
     budget_per_hour: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """The most that all workers of this model may cost together; it overrides min_workers. None: no limit."""

@@ -26,7 +26,7 @@ from streaming.errors import (
     Unavailable,
     UnknownJob,
 )
-from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of, tenant_partition
+from streaming.ids import idempotency_digest, new_job_id, partition_of, tenant_partition
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
 from streaming.jobs.quotas import Quotas, exceeded
@@ -89,16 +89,14 @@ class Queue:
         self._puts, self._added_addresses = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "", conversation: str = "", *, limited: bool = False) -> str:
-        """Make a job id. A conversation determines the partition of its turns; else limits of the tenant or of one of
-        its keys (`limited`) do, because its own partition counts them; else an idempotency key does, so that equal keys
-        meet in one partition."""
+        """Make a job id. A conversation determines the partition of its turns; else the tenant does if there is an
+        idempotency key, so that equal ones meet, or if the tenant or one of its keys has limits (`limited`), which are
+        counted there."""
         count = self._client.settings.partitions
         if conversation and (partition := partition_of(conversation, "conv_")) is not None:
             return new_job_id(partition % count)
-        if limited or tenant in self._limits:
+        if limited or idempotency_key or tenant in self._limits:
             return new_job_id(tenant_partition(tenant, count))
-        if idempotency_key:
-            return new_job_id(digest_partition(idempotency_digest(tenant, idempotency_key), count))
         return new_job_id(int(random.random() * count))  # noqa: S311 - spreads load, hides nothing
 
     async def put(
@@ -138,9 +136,6 @@ class Queue:
         if refusal is not None:
             return await self._existing(job, idempotency_key, digest, refusal)
         partition = self._partition(job.id) if partition is None else partition
-        earlier = self._unlimited_home(job, idempotency_key) if idempotency_key else partition
-        if earlier != partition and (found := await self._joined(job, idempotency_key, digest, earlier)):
-            return found
         left = await self._quotas.left(job.tenant, partition, quota) if quota.bounds_jobs else NO_QUOTAS
         cost, body = cost or cost_of(job), encode(job)
         try:
@@ -183,7 +178,7 @@ class Queue:
             "caller": caller or None,
         }
         if limits := self._limits.of(job.tenant, job.model, caller, key_limits):
-            given |= {**limits, "prompt": cost.prompt, "output": cost.output}
+            given |= {**limits, "prompt": cost.prompt, "output": cost.output, "guessed": cost.guessed}
         args = (_encode(given), body, encode_metadata(job.metadata))
         answer: Sequence[Any] = ()
         try:
@@ -202,22 +197,14 @@ class Queue:
 
     async def _existing(self, job: Job, key: str, digest: str, refusal: Exception) -> Accepted:
         """Return the job that a key belongs to. Raises `refusal` if there is none, KeyReused, Unavailable."""
-        for partition in {self._partition(job.id), self._unlimited_home(job, key)} if key else ():
-            if found := await self._joined(job, key, digest, partition):
-                return found
-        raise refusal
-
-    async def _joined(self, job: Job, key: str, digest: str, partition: int) -> Accepted | None:
-        """Return the job that a key belongs to in a partition, or None. Raises KeyReused, Unavailable."""
+        if not key:
+            raise refusal
         idempotency, waits = idempotency_digest(job.tenant, key, _conversation_of(job)), "1" if job.reply_to else ""
-        answer = await self._client.call("join", partition, job.tenant, idempotency, digest, waits)
-        return None if answer[0] == b"free" else self._accepted(job, answer)
-
-    def _unlimited_home(self, job: Job, key: str) -> int:
-        """The partition of a key's job if its tenant has no limits: where it is if the tenant had none then."""
-        if _conversation_of(job):
-            return self._partition(job.id)
-        return digest_partition(idempotency_digest(job.tenant, key), self._client.settings.partitions)
+        args = (job.tenant, idempotency, digest, waits)
+        answer = await self._client.call("join", self._partition(job.id), *args)
+        if answer[0] == b"free":
+            raise refusal
+        return self._accepted(job, answer)
 
     async def put_parts(
         self,

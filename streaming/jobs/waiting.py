@@ -157,6 +157,8 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     """From its arrival to its latest start."""
     may_write: int
     """Bytes, as `reserved_bytes` counts."""
+    guessed: bool = False
+    """`output` is a guess: neither the request nor a card of the model says how long an answer may be."""
 
 
 def cost_of(job: Job, card: ModelCard | None = None) -> Cost:
@@ -164,7 +166,8 @@ def cost_of(job: Job, card: ModelCard | None = None) -> Cost:
     sampling = job.sampling
     output, choices = work_of(job.prompt, sampling, card), max(1, job.choices)
     patience = patience_ms(job.priority, job.deadline_ms, job.max_queue_ms, output // choices)
-    return Cost(prompt_tokens(job.prompt, sampling, job.tools), output, patience, reserved_bytes(job, card))
+    guessed, prompt = card is None and sampling.max_tokens is None, prompt_tokens(job.prompt, sampling, job.tools)
+    return Cost(prompt, output, patience, reserved_bytes(job, card), guessed)
 
 
 def answer_tokens(max_tokens: int | None, card: ModelCard | None, context_used: int = 0) -> int:

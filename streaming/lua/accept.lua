@@ -82,7 +82,7 @@ if given.limits then
   local input, output = unpack(given.prices)
   want = {
     tokens = given.prompt + given.output, cost = given.prompt * input + given.output * output, input = input, output = output,
-    waits = reply ~= '' and 1 or 0, part = part
+    waits = reply ~= '' and 1 or 0, part = part, guessed = given.guessed
   }
   accounts, refusal = open_accounts(given.limits, want)
   if refusal then return refusal end
@@ -118,7 +118,7 @@ if events then
   redis.call('HSET', job, 'events', events)
   emit_event(events, id, tenant, 'job.accepted')
 end
-if accounts then redis.call('HSET', job, 'hold', reserve_limits(accounts, want)) end
+if accounts then redis.call('HSET', job, 'hold', reserve_limits(id, accounts, want)) end
 if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
 if given.webhook then redis.call('HSET', job, 'webhook', given.webhook) end
 if given.dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end

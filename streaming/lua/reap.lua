@@ -165,7 +165,7 @@ end
 local generated = parse_number(ARGV[6])
 if parse_lane(s[7]) and generated then charge_rest(s[7], s[5] or '', s[8], generated, 0) end
 count_usage(s[5] or '', parse_lane(s[7]) or '', s[9], parse_number(s[10]) or now_ms(), 0, ARGV[7], generated or 0, ARGV[8])
-if s[11] then settle_limits(s[11], false, parse_number(ARGV[7]) or 0, generated or 0) end
+if s[11] then settle_limits(id, s[11], false, parse_number(ARGV[7]) or 0, generated or 0) end
 release_logs(id, runs)
 return 1
 

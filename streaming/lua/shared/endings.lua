@@ -176,7 +176,7 @@ local function let_go(job, id, s, model, priority, result, prompt, generated)
   redis.call('EXPIRE', job, keep)
   if is_idem_key(s[8]) then redis.call('EXPIRE', s[8], keep) end
   if s[13] then end_turn(s[13], id, keep) end
-  if s[15] then settle_limits(s[15], true, prompt, generated) end
+  if s[15] then settle_limits(id, s[15], true, prompt, generated) end
 end
 
 -- Count what a job has used for its tenant, model and key and the day (UTC) of its end, `done` in its record. The script that

@@ -13,6 +13,7 @@ import pytest
 from flow import a_job, a_lease, append, claim_one, delta, lapse
 from msgspec.structs import replace
 
+from penstock.engine import Sampling
 from streaming.errors import LimitReached
 from streaming.jobs.codec import Terminal, Usage
 from streaming.jobs.job import JobState
@@ -21,7 +22,8 @@ from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import Limits, LimitSettings
-from streaming.jobs.waiting import Cost
+from streaming.jobs.waiting import Cost, cost_of
+from streaming.keys import partition_key
 from streaming.redis import client as client_module
 from streaming.redis.client import RedisClient
 from streaming.redis.scripts import LIBRARIES, load_library
@@ -259,15 +261,42 @@ async def test_an_account_that_cannot_be_read_begins_anew(wire: RedisClient) -> 
         assert (await refusal(queue)).name == "requests_per_minute"
 
 
-async def test_an_idempotency_key_from_before_the_first_limit_leads_to_its_job(wide: RedisClient) -> None:
+async def test_an_idempotency_key_leads_to_its_job_before_and_after_the_first_limit(wide: RedisClient) -> None:
     free, queue = Queue(wide), limited(wide, requests_per_minute=100)
     for number in range(10):
-        job = a_job(free, id=free.new_id("t", str(number)))
-        await free.put(job, idempotency_key=str(number), digest="d")
-        again = replace(job, id=queue.new_id("t", str(number)))
-        assert (await queue.put(again, idempotency_key=str(number), digest="d")).id == job.id
-        with pytest.raises(KeyError):
-            await queue.put(again, idempotency_key="other", digest="d", refusal=KeyError())
+        one, other = (free, queue) if number % 2 else (queue, free)
+        job = a_job(one, id=one.new_id("t", str(number)))
+        await one.put(job, idempotency_key=str(number), digest="d")
+        again = replace(job, id=other.new_id("t", str(number)))
+        assert (await other.put(again, idempotency_key=str(number), digest="d")).id == job.id
+
+
+async def test_a_guess_of_the_longest_answer_refuses_nothing_for_good(wire: RedisClient) -> None:
+    """While no worker has loaded the model, a request without max_tokens is estimated; it comes in if nothing else is
+    used, and gives back the rest."""
+    queue = limited(wire, (0.0, 1.0), tokens_per_minute=1_000, tokens_per_day=2_000, cost_per_day=0.0005)
+    guess = replace(a_cost(10, 4_096), guessed=True)
+    assert (await refusal(queue, 10, 4_096)).retry_ms == -1
+    await queue.put(a_job(queue, id=queue.new_id("t")), cost=guess)
+    with pytest.raises(LimitReached) as caught:
+        await queue.put(a_job(queue, id=queue.new_id("t")), cost=guess)
+    assert caught.value.retry_ms > 0
+    await end_next(wire, 10, 40)
+    assert await left_of_day(limited(wire, tokens_per_day=2_000), 2_000) == 2_000 - 50
+    assert cost_of(a_job(queue)).guessed and not cost_of(a_job(queue, sampling=Sampling(max_tokens=5))).guessed
+
+
+async def test_jobs_that_nothing_ends_any_more_are_counted_no_longer(wire: RedisClient) -> None:
+    """Their records are gone, no hashes, or were ended by a version that knows no limits."""
+    queue = limited(wire, queued=3)
+    ids = [(await put(queue)).id for _ in range(3)]
+    gone, foreign, ended = [partition_key(0, "job", each) for each in ids]
+    await wire.redis.delete(gone, foreign)
+    await wire.redis.set(foreign, "no hash")
+    await wire.redis.hset(ended, "state", "completed")
+    for _ in range(3):
+        await put(queue)
+    assert (await refusal(queue)).used == 3
 
 
 CLOCK = "penstock:{0}:clock"
@@ -334,4 +363,34 @@ async def test_a_rate_comes_back_evenly_and_a_budget_with_its_day(clocked: Redis
     await clocked.redis.set(CLOCK, midnight_ms)
     await put(queue, 9)
     await end_next(clocked, 1, 0)  # of the day before: what it gives back is not of this one
+    assert (await refusal(queue, 1)).name == "tokens_per_day"
+
+
+async def test_another_limit_acts_on_what_was_used_before(clocked: RedisClient) -> None:
+    await clocked.redis.set(CLOCK, 10**12)
+    await put(limited(clocked, tokens_per_minute=100), 60)
+    await end_next(clocked, 160, 0)  # a debt of a minute's worth and more
+    assert (await refusal(limited(clocked, tokens_per_minute=100), 40)).retry_ms == 60_000
+    queue = limited(clocked, tokens_per_minute=100_000)
+    assert (await put(queue, 40)).rates[4] == 100_000 - 200
+    assert (await refusal(limited(clocked, tokens_per_minute=250), 100)).retry_ms == 12_000
+
+
+async def test_a_debt_is_paid_off_within_two_minutes(clocked: RedisClient) -> None:
+    await clocked.redis.set(CLOCK, 10**12)
+    queue = limited(clocked, tokens_per_minute=1_000)
+    await put(queue, 10)
+    await end_next(clocked, 1 << 24, 0)
+    assert (await refusal(queue, 1_000)).retry_ms == 120_000
+
+
+async def test_a_store_whose_time_is_set_back_refuses_and_gives_nothing_for_it(clocked: RedisClient) -> None:
+    midnight_ms = 86_400_000 * 20_000
+    await clocked.redis.set(CLOCK, midnight_ms + 1_000)
+    queue = limited(clocked, requests_per_minute=60, tokens_per_day=10)
+    await put(queue, 6)
+    await clocked.redis.set(CLOCK, midnight_ms - 3_600_000)
+    assert (await put(queue, 4)).rates[:2] == (60, 58)
+    assert (await refusal(queue, 1)).name == "tokens_per_day"
+    await clocked.redis.set(CLOCK, midnight_ms + 2_000)
     assert (await refusal(queue, 1)).name == "tokens_per_day"
