@@ -143,9 +143,9 @@ async def test_what_is_left_is_what_has_no_answer(lines: Lines, monkeypatch: pyt
     seen: list[int] = []
     put = lines._queue.put_parts
 
-    async def watched(jobs: Sequence[Job], cards: Any, *more: Any) -> Any:
+    async def watched(jobs: Sequence[Job], *given: Any) -> Any:
         seen.append(lines.tokens_left)
-        return await put(jobs, cards, *more)
+        return await put(jobs, *given)
 
     monkeypatch.setattr(lines._queue, "put_parts", watched)
     await lines.feed()
