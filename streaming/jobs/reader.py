@@ -127,8 +127,9 @@ class JobReader:
         end = salvaged(replace(record, job=job), history)
         named = "".join([f"{each.run.worker}:{each.frame}:{each.run.number};" for each in record.runs])
         _, partition, args = _record_call(job_id, bodies=bodies)
-        used, stored = end.usage, (record.state, named, encode(without_rows(end)), record_rows(end))
-        await self._client.call("salvage", partition, job_id, *stored, used.completion, used.prompt, used.cached)
+        counts = end.usage.completion, end.usage.prompt, end.usage.cached
+        stored = (record.state, named, encode(without_rows(end)), record_rows(end), *counts)
+        await self._client.call("salvage", partition, job_id, *stored)
         return await self._read(job_id, *await self._records.call(partition, *args), bodies=bodies)
 
     async def _job(self, record: JobRecord) -> Job:
