@@ -336,7 +336,12 @@ async def test_the_configuration_must_be_the_issuers(
 
 async def test_keys_wait_for_no_issuer(wire: RedisClient, issuer: LocalIssuer) -> None:
     """Callers with keys are served while it does not answer at all."""
-    silent = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    silent = await asyncio.start_server(hold, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     async with api_in_process(wire, KEYS, oidc=OidcSettings(issuer=url, audience=AUDIENCE)) as api:
         waiting = asyncio.create_task(asked(api, issuer.token()))
@@ -344,6 +349,7 @@ async def test_keys_wait_for_no_issuer(wire: RedisClient, issuer: LocalIssuer) -
         assert not waiting.done()
         assert await waiting == (503, "issuer_unavailable")
     silent.close()
+    await silent.wait_closed()
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -362,6 +368,13 @@ async def test_keys_wait_for_no_issuer(wire: RedisClient, issuer: LocalIssuer) -
 def test_settings_that_would_open_the_door_are_refused(raw: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         build(OidcSettings, raw, "oidc")
+
+
+async def test_tokens_may_be_of_many_tenants(wire: RedisClient, issuer: LocalIssuer) -> None:
+    """None of them gets more than half of the store, however few have keys."""
+    async with api_in_process(wire, {"root": KEYS["root"]}, oidc=issuer.settings) as api:
+        answer = await api.client.get("/admin/tenants/ops", headers={"Authorization": "Bearer sk-root"})
+        assert answer.json()["limits"]["store_share"] == 0.5
 
 
 def test_an_issuer_closes_the_door() -> None:
