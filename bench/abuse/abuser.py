@@ -54,7 +54,7 @@ def _requests(name: str, port: int) -> Iterator[bytes]:
         case "slots":
             sent = [request("POST", chats, _chat("x", n=8, max_tokens=20_000, stream=True), MINE)]
         case "references":
-            asked = {"model": MODEL, "input": "x", "max_output_tokens": 48}
+            asked = {"model": MODEL, "input": "x" * 300_000, "max_output_tokens": 48}
             made = fetch(port, "POST", "/v1/responses", json.dumps(asked).encode(), {**MINE, **JSON})[2]
             refers = [{"type": "item_reference", "id": json.loads(made)["output"][0]["id"]}] * 1000
             sent = [request("POST", "/v1/responses", asked | {"input": refers, "max_output_tokens": 1}, MINE)]
