@@ -57,6 +57,8 @@ MIN_BURST = 3
 READ_TIMEOUT_S = 0.05
 MIN_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
 """Between two reads of statistics."""
+GRACE_S, SHUTDOWN_S = 5.0, 20.0
+"""How long `stop` waits at most for the ends of requests, and then for the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +104,10 @@ class Live:
 
 
 class TrtllmEngine:
-    """Implements Engine. `model` is the name that requests use; `stop` waits at most `grace_s` plus `shutdown_s`."""
+    """Implements Engine. `model` is the name that requests use."""
 
-    def __init__(
-        self,
-        model: str,
-        settings: TrtllmSettings,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        grace_s: float = 5.0,
-        shutdown_s: float = 20.0,
-    ) -> None:
+    def __init__(self, model: str, settings: TrtllmSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self._model, self._settings, self._clock = model, settings, clock
-        self._grace_s, self._shutdown_s = grace_s, shutdown_s
         self._engine: Loaded | None = None
         self._stopping = threading.Event()
         self._dead = ""
@@ -156,7 +149,7 @@ class TrtllmEngine:
         try:
             self._engine = self._inspect(llm, library, optional, checkpoint, context)
         except BaseException:
-            await ends_in_time(llm.shutdown, self._shutdown_s)
+            await ends_in_time(llm.shutdown)
             raise
         if settings.enable_iter_perf_stats:
             threading.Thread(target=self._read_statistics, args=(llm.get_stats,), daemon=True).start()
@@ -183,7 +176,7 @@ class TrtllmEngine:
         except asyncio.CancelledError:
             await asyncio.wait({loading})
             if not loading.cancelled() and loading.exception() is None:
-                await ends_in_time(loading.result().shutdown, self._shutdown_s)
+                await ends_in_time(loading.result().shutdown)
             raise
         except Exception as error:
             raise EngineDead(f"TensorRT-LLM could not load {self._settings.model}: {error}") from error
@@ -224,12 +217,11 @@ class TrtllmEngine:
         for live in list(self._live.values()):
             self._abort(live)
         if self._pumps:
-            await asyncio.wait(self._pumps, timeout=0 if self._dead else self._grace_s)
+            await asyncio.wait(self._pumps, timeout=0 if self._dead else GRACE_S)
         for pump in self._pumps:
             pump.cancel()
-        if not await ends_in_time(self._engine.llm.shutdown, self._shutdown_s):
-            after = {"after_s": self._shutdown_s}
-            log.error("TensorRT-LLM did not shut down: end the process with os._exit", extra=after)
+        if not await ends_in_time(self._engine.llm.shutdown):
+            log.error("TensorRT-LLM did not shut down: end the process with os._exit", extra={"after_s": SHUTDOWN_S})
 
     # --- a request comes -------------------------------------------------------------------------------------------
 
@@ -543,8 +535,8 @@ def load_library() -> Library:
         ) from error
 
 
-async def ends_in_time(shutdown: Callable[[], None], limit_s: float) -> bool:
-    """Run LLM.shutdown(), which may block forever, in a daemon thread. Returns whether it ended within `limit_s`."""
+async def ends_in_time(shutdown: Callable[[], None]) -> bool:
+    """Run LLM.shutdown(), which may block forever, in a daemon thread. Returns whether it ended within SHUTDOWN_S."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
@@ -556,7 +548,7 @@ async def ends_in_time(shutdown: Callable[[], None], limit_s: float) -> bool:
             loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=run, name="trtllm-shutdown", daemon=True).start()
-    return await wait(done, limit_s)
+    return await wait(done, SHUTDOWN_S)
 
 
 def build(model: str, settings: TrtllmSettings, data_dir: Path) -> TrtllmEngine:

@@ -291,13 +291,15 @@ async def settle() -> None:
 
 
 @pytest.fixture
-async def rig(library: SimpleNamespace, tmp_path: Path) -> Any:
+async def rig(library: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Starts engines: `await rig(setting=value, ...)`; every one is stopped at the end."""
     rigs: list[Rig] = []
+    for limit in ("GRACE_S", "SHUTDOWN_S"):
+        monkeypatch.setattr(f"workers.engines.trtllm.engine.{limit}", 0.05)
 
     async def start(clock: Callable[[], float] = time.monotonic, **settings: Any) -> Rig:
         chosen = TrtllmSettings(**({"model": str(tmp_path), "max_seq_len": 4096} | settings))
-        made = Rig(TrtllmEngine("toy", chosen, clock=clock, grace_s=0.05, shutdown_s=0.05))
+        made = Rig(TrtllmEngine("toy", chosen, clock))
         made.card = await made.engine.start(made.steps.append, made.phases.append)
         rigs.append(made)
         return made
