@@ -96,26 +96,26 @@ _TIMES = struct.Struct("<BQBQ")
 
 
 def encode_span(
-    traceparent: str,
-    tracestate: str,
-    parent: str,
+    carrier: Mapping[str, str],
+    parent: Mapping[str, str],
     name: str,
     kind: Kind,
-    start_ns: int,
-    end_ns: int,
+    times: tuple[int, int],
     attributes: Attributes,
     events: Iterable[tuple[str, Attributes, int]],
     links: Iterable[str],
     error: str | None,
 ) -> bytes:
-    """Encode a span. `traceparent`, `parent` (or "") and `links` are valid traceparent headers; `events` have a name,
-    attributes and a time (Unix nanoseconds); `error`: why the operation failed."""
-    parts = [_ids(traceparent), _name(name), _KINDS[kind], _TIMES.pack(0x39, start_ns, 0x41, end_ns)]
+    """Encode a span. `carrier` has its `traceparent` and `tracestate`, `parent` the former if there is one; they and
+    `links` are valid headers. `times`: begin and end (Unix nanoseconds); `events` have a name, attributes and a time;
+    `error`: why the operation failed."""
+    traceparent = carrier["traceparent"]
+    parts = [_ids(traceparent), _name(name), _KINDS[kind], _TIMES.pack(0x39, times[0], 0x41, times[1])]
     parts.append(_attributes(9, attributes))
-    if tracestate:
+    if tracestate := carrier.get("tracestate"):
         parts.append(_field(3, tracestate.encode()))
     if parent:
-        parts.append(b"\x22\x08" + bytes.fromhex(parent[36:52]))
+        parts.append(b"\x22\x08" + bytes.fromhex(parent["traceparent"][36:52]))
     for what, about, at_ns in events:
         parts.append(_field(11, struct.pack("<BQ", 0x09, at_ns) + _field(2, what.encode()) + _attributes(3, about)))
     for link in links:

@@ -252,22 +252,10 @@ class RecordedSpan(Span):
             self._attributes |= attributes
         if isinstance(error, BaseException):
             self.add_event("exception", attributes=_exception(error))
-        carrier = self._carrier
-        self._sender.send(
-            encode_span(
-                carrier[TRACEPARENT],
-                carrier.get(TRACESTATE, ""),
-                self._parent.get(TRACEPARENT, ""),
-                name or self._name,
-                self._kind,
-                self._start_ns,
-                end_ns or time.time_ns(),
-                self._attributes,
-                self._events,
-                [each[TRACEPARENT] for each in self._links if trace_id_of(each)],
-                None if error is None else redact(str(error)),
-            )
-        )
+        times = self._start_ns, end_ns or time.time_ns()
+        links = [each[TRACEPARENT] for each in self._links if trace_id_of(each)]
+        about = self._kind, times, self._attributes, self._events, links, None if error is None else redact(str(error))
+        self._sender.send(encode_span(self._carrier, self._parent, name or self._name, *about))
 
 
 def _exception(error: BaseException) -> dict[str, str]:

@@ -65,7 +65,8 @@ def test_any_span_is_read_as_it_was_written(
     links: Sequence[str],
     error: str | None,
 ) -> None:
-    encoded = encode_span(own, state, parent, name, kind, *times, attributes, events, links, error)
+    carrier, above = {"traceparent": own, "tracestate": state}, {"traceparent": parent} if parent else {}
+    encoded = encode_span(carrier, above, name, kind, times, attributes, events, links, error)
     (span,) = ScopeSpans.FromString(encoded).spans
     assert (span.trace_id.hex(), span.span_id.hex(), span.flags & 0xFF) == (own[3:35], own[36:52], int(own[53:], 16))
     assert (span.parent_span_id.hex(), span.trace_state, span.name) == (parent[36:52], state, name)
@@ -113,7 +114,8 @@ class Answer(QuietHandler):
 
 
 def _span(name: str) -> bytes:
-    return encode_span(f"00-{1:032x}-{2:016x}-01", "", "", name, "internal", 1, 2, {}, (), (), None)
+    carrier = {"traceparent": f"00-{1:032x}-{2:016x}-01"}
+    return encode_span(carrier, {}, name, "internal", (1, 2), {}, (), (), None)
 
 
 def _send(server: Moody, names: Sequence[str]) -> None:
