@@ -141,7 +141,7 @@ class Child:
         )
         self._on_change = on_change
         self._process: Process | None = None
-        self._stopping = asyncio.Event()
+        self.stopping = asyncio.Event()
         self._killer: asyncio.TimerHandle | None = None
         self._log_start = 0
         self._line: asyncio.StreamWriter | None = None
@@ -149,34 +149,30 @@ class Child:
         self._was_ready = False
         """Whether the process that runs has been ready."""
 
-    @property
-    def stopping(self) -> bool:
-        return self._stopping.is_set()
-
     async def run(self) -> None:
         """Keep one process of the program running until `stop`."""
-        while not self._stopping.is_set():
+        while not self.stopping.is_set():
             began = time.monotonic()
             cause = await self._run_once()
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 break
             counts = counts_after(self.status, was_ready=self._was_ready, ran_s=time.monotonic() - began)
             self._set(state="restarting", detail=cause, cause=cause, pid=None, away="", **counts)
-            await wait(self._stopping, backoff_s(self.status.failures))
+            await wait(self.stopping, backoff_s(self.status.failures))
             self._set(state="starting", detail="", restarts=self.status.restarts + 1)
         self._set(state="stopped", detail="", pid=None)
 
     def stop(self) -> None:
         """Send SIGTERM, so that it drains; kill it after the grace period. Idempotent."""
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             return
-        self._stopping.set()
+        self.stopping.set()
         if self._process is not None:
             self._terminate(self._process)
 
     def kill(self) -> None:
         """Kill it and its descendants."""
-        self._stopping.set()
+        self.stopping.set()
         if self._process is not None:
             _kill_group(self._process.pid)
 
@@ -203,7 +199,7 @@ class Child:
         for refused in bind(process.pid, self.program.bounds):
             log.warning("%s is not bounded as it should be: %s", self.program.id, refused)
         self._set(pid=process.pid)
-        if self._stopping.is_set():  # `stop` was called while the process was being created
+        if self.stopping.is_set():  # `stop` was called while the process was being created
             self._terminate(process)
         watching = asyncio.create_task(self._watch(ours))
         code = await process.wait()
@@ -418,8 +414,8 @@ class PoolSupervisor:
     def members(self) -> list[Child]:
         """Workers that are not stopping, oldest first."""
         pool = (self.model, self.shape)
-        workers = self._supervisor.of("worker")
-        return [child for child in workers if (child.program.model, child.program.shape) == pool and not child.stopping]
+        workers = [child for child in self._supervisor.of("worker") if not child.stopping.is_set()]
+        return [child for child in workers if (child.program.model, child.program.shape) == pool]
 
     def fill(self) -> None:
         """Start workers up to the minimum."""
