@@ -197,11 +197,6 @@ class Flow:
     offered: float = 0.0
     """Jobs that would run now had each been begun on arrival."""
 
-    @property
-    def size(self) -> float:
-        """Mean tokens of a job; 0 while none has ended."""
-        return self.tokens / self.jobs if self.jobs > MIN_WEIGHT else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -243,7 +238,7 @@ class Demand:
         """Mean tokens of a job of this lane, or of all lanes while none of it has ended; 0: unknown."""
         flow = self.flows.get(lane)
         if flow is not None and flow.jobs > MIN_WEIGHT:
-            return flow.size
+            return flow.tokens / flow.jobs
         jobs = sum(flow.jobs for flow in self.flows.values())
         return sum(flow.tokens for flow in self.flows.values()) / jobs if jobs > MIN_WEIGHT else 0.0
 
@@ -277,10 +272,12 @@ def learn(demand: Demand, snapshot: Snapshot, limits: ScalingLimits, now: float)
     flows: dict[str, Flow] = {lane.priority: _flow(demand, lane, snapshot.workers, since_s) for lane in snapshot.lanes}
     demand = replace(demand, flows=flows)
     held = concurrent_demand(snapshot, demand)
+    # A worker that is missing for a moment is remembered, so that its jobs do not count twice.
+    before = demand.served if len(demand.served) < MAX_REMEMBERED else {}
     return replace(
         demand,
         at=now,
-        served=_remembered(demand.served, snapshot.workers),
+        served={**before, **{worker.worker_id: worker.served for worker in snapshot.workers}},
         held_s=demand.held_s * keep + running * since_s,
         slots=_slots(snapshot, demand.slots),
         kv_share=_kv_share(snapshot, demand.kv_share, since_s),
@@ -315,14 +312,6 @@ def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[Process, .
         sum(max(0, served.jobs - past.jobs) for served, past in pairs),
         sum(max(0, served.tokens - past.tokens) for served, past in pairs),
     )
-
-
-def _remembered(
-    before: Mapping[str, Mapping[str, Served]], workers: tuple[Process, ...]
-) -> Mapping[str, Mapping[str, Served]]:
-    """The counters to remember. A worker that is missing for a moment is kept, so that its jobs do not count twice."""
-    now = {worker.worker_id: worker.served for worker in workers}
-    return {**before, **now} if len(before) < MAX_REMEMBERED else now
 
 
 def _flow(demand: Demand, lane: LaneDepth, workers: tuple[Process, ...], since_s: float) -> Flow:
