@@ -221,7 +221,7 @@ def load_deployment(
 ) -> Deployment:
     """Merge and validate the settings. `file` defaults to penstock.toml in `folder`. Raises ConfigError."""
     config = load(KINDS, path=file or settings_file(folder), environ=environ, flags=flags)
-    with config.naming_sources():
+    with config.sources.naming():
         up = config.section("up", UpSettings)
         models = _models(config, up)
         tenants = content_of(config.table("tenants", TenantSettings))
@@ -253,7 +253,7 @@ def _of(config: Config, models: dict[str, ModelSettings]) -> Deployment:
 
 def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
     models = config.table("models", ModelSettings)
-    if models and config.source("upstream.urls") == "set by the flag --upstream":
+    if models and config.sources.of("upstream.urls") == "set by the flag --upstream":
         problem = "the settings file configures models of its own, so --upstream would serve none"
         raise ConfigError("upstream.urls", problem, "leave out --upstream, or start in another folder")
     if not models:
@@ -324,7 +324,7 @@ def check_plugins(deployment: Deployment, home: DataDir) -> Iterator[EngineCheck
             program = deployment.worker_program(home, "engine-check", name, shape)
             key = f"models.{name}.engine"
             error = _error(key, [*program.argv, "--check"], program.env)
-            if error is not None and error.key == key and not deployment.config.source(key):
+            if error is not None and error.key == key and not deployment.config.sources.of(key):
                 error = ConfigError("up.engine", error.problem, error.hint)
             yield EngineCheck(pool_name(name, shape), pool.engine, error)
 

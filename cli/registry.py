@@ -54,7 +54,7 @@ async def connected(settings: RedisSettings) -> AsyncIterator[RedisClient]:
 
 def unreachable(message: str, error: Exception, config: Config, instance: Instance | None) -> Problem:
     """The error for a store that does not answer, which names what has set its URL."""
-    source = "set by the instance that runs here" if instance else config.source("redis.url") or "its default"
+    source = "set by the instance that runs here" if instance else config.sources.of("redis.url") or "its default"
     next_step = f"start it, or correct redis.url ({source})"
     return Problem(message, cause=str(error), next_step=next_step, code="redis_unreachable")
 

@@ -437,7 +437,7 @@ def up(config: Path | None, detach: bool, **flags: Any) -> int:
     note(f"penstock {__version__}")
     flags = with_upstream(flags, os.environ)
     deployment = load_deployment({FLAGS[name]: value for name, value in flags.items()}, os.environ, Path.cwd(), config)
-    with deployment.config.naming_sources():
+    with deployment.config.sources.naming():
         keyring = Keyring(deployment.keys, issuer=issuer_of(deployment.config.section("oidc", OidcSettings)))
         check_exposure(deployment.api.host, keyring)
         check_keyless(deployment.api, keyring)
@@ -480,7 +480,7 @@ def _check_engines(deployment: Deployment, home: DataDir, machine: Machine) -> N
         return
     machine.publish_phase("checking the engines")
     deployment.write(home)
-    with deployment.config.naming_sources():
+    with deployment.config.sources.naming():
         for found in check_plugins(deployment, home):
             if found.error is not None:
                 raise found.error

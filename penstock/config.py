@@ -18,7 +18,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -165,15 +165,7 @@ class Config:
 
     def __init__(self, raw: Mapping[str, Any], sources: Sources | None = None) -> None:
         self.raw: dict[str, Any] = {name: dict(values) for name, values in raw.items()}
-        self._sources = sources or Sources()
-
-    def naming_sources(self) -> AbstractContextManager[None]:
-        """A context manager that adds what set the key to a ConfigError."""
-        return self._sources.naming()
-
-    def source(self, key: str) -> str:
-        """What set this key, such as "set by the flag --port"; "" if nothing did, or it is not known."""
-        return self._sources.of(key)
+        self.sources = sources or Sources()
 
     def section(self, name: str, kind: type[S], extra: Mapping[str, Any] | None = None) -> S:
         """The section as `kind`; values of `extra` take precedence. Raises ConfigError."""
@@ -186,7 +178,7 @@ class Config:
 
     def only(self, sections: Collection[str]) -> Config:
         """The settings of these sections alone."""
-        return Config({name: values for name, values in self.raw.items() if name in sections}, self._sources)
+        return Config({name: values for name, values in self.raw.items() if name in sections}, self.sources)
 
     def save(self, path: Path) -> None:
         """Write the merged settings for a child process, readable only by the owner because they may hold secrets."""
@@ -232,7 +224,7 @@ def load(
     for (section, key), value in ({target: environ[name] for target, name in variables.items()} | given).items():
         raw.setdefault(section, {})[key] = value
     config = Config(raw, Sources(given.keys(), variables, files))
-    with config.naming_sources():
+    with config.sources.naming():
         for name, kind in kinds.items():
             config.table(name, kind) if name in TABLES else config.section(name, kind)
     return config

@@ -300,7 +300,7 @@ def test_a_short_name_overrides_the_long_one(order: int) -> None:
     environ = dict([("PENSTOCK_API_PORT", "1111"), ("PENSTOCK_PORT", "2222")][::order])
     config = load(KINDS, environ=environ)
     assert config.section("api", ApiSettings).port == 2222
-    assert config.source("api.port") == "set by the variable PENSTOCK_PORT"
+    assert config.sources.of("api.port") == "set by the variable PENSTOCK_PORT"
 
 
 # --- what has set a key ----------------------------------------------------------------------------------------------
