@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from batching import TOKENS, client, content, ended, jsonl, line, said
 from house import ADMIN_TOKEN, Answer, House, eventually, key_rows, unstarted
-from openai import RateLimitError
+from openai import OpenAI, RateLimitError
+from openai.types import Batch
 
 from bench.ports import free_port
 from cli.__main__ import main
@@ -24,9 +25,11 @@ SETTINGS = (
         poor="limits = { cost_per_day = 0.001 }",
         many="",
         bulk="limits = { requests_per_minute = 40 }",
+        spent="limits = { tokens_per_day = 20 }",
+        free="",
     )
     + '[models.sim]\nengine = "sim"\nprice_input = 1.0\nprice_output = 10.0\n'
-    + "[tenants.many]\nlimits = { requests_per_minute = 60 }\n"
+    + "[offline]\nconcurrency = 1\nturn_s = 600\n[tenants.many]\nlimits = { requests_per_minute = 60 }\n"
 )
 
 
@@ -130,9 +133,7 @@ def test_a_changed_limit_acts_at_every_process(house: House, monkeypatch: pytest
 def test_a_batch_waits_for_its_limits_and_fails_no_line(house: House) -> None:
     """Twenty lines take half of a minute's worth at once; the others come as it comes back."""
     openai = client(house, "bulk")
-    file = openai.files.create(file=("in.jsonl", jsonl([line(n) for n in range(23)])), purpose="batch")
-    batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-    done = ended(openai, batch)
+    done = ended(openai, begun(openai, [line(number) for number in range(23)]))
     assert done.status == "completed" and done.request_counts is not None
     assert (done.request_counts.completed, done.request_counts.failed) == (23, 0)
     answers = {row["custom_id"]: row for row in content(openai, done.output_file_id)}
@@ -140,12 +141,29 @@ def test_a_batch_waits_for_its_limits_and_fails_no_line(house: House) -> None:
     assert chat(house, "bulk")[0] == 200
 
 
+def begun(openai: OpenAI, lines: list[dict[str, Any]]) -> Batch:
+    file = openai.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
+    return openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+
+
+def test_a_batch_that_waits_for_a_budget_holds_up_no_other_one(house: House) -> None:
+    """The only process at work on batches gives its turn away, which would last ten minutes."""
+    poor = client(house, "spent")
+    held = begun(poor, [line(number, max_tokens=15) for number in range(5)])
+
+    def reason() -> Any:
+        return (poor.batches.retrieve(held.id).model_extra or {})["lane_reason"]
+
+    eventually(lambda: "tokens_per_day" in (reason() or ""))
+    assert ended(client(house, "free"), begun(client(house, "free"), [line(0)])).status == "completed"
+    assert "tokens_per_day" in reason()
+    poor.batches.cancel(held.id)
+    assert ended(poor, held).status == "cancelled"
+
+
 def test_a_line_that_never_fits_fails_alone(house: House) -> None:
     openai = client(house, "poor")
-    lines = [line(0, max_tokens=300), line(1, max_tokens=1)]
-    file = openai.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
-    batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-    done = ended(openai, batch)
+    done = ended(openai, begun(openai, [line(0, max_tokens=300), line(1, max_tokens=1)]))
     assert done.request_counts is not None
     assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
     (row,) = content(openai, done.error_file_id)
