@@ -185,8 +185,7 @@ def audit(client: Client, limit: int, since: str | None) -> CommandResult:
       penstock audit --since 1d
       penstock audit --limit 1000 --json
     """
-    from_s = 0 if since is None else moment(since, time.time())
-    found = list(map(timed, client.pages("/admin/audit", limit, since=from_s)))
+    found = list(map(timed, client.pages("/admin/audit", limit, since=since and moment(since, time.time()))))
     rows = [each | {"by": f"{each['who'] or 'somebody'} from {each['address']}"} for each in found]
     return list_result(found, AUDIT_COLUMNS, "nothing was noted", rows)
 

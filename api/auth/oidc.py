@@ -11,7 +11,9 @@ import hashlib
 import logging
 import re
 import time
+from base64 import urlsafe_b64decode
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import httpx2
@@ -26,12 +28,10 @@ from streaming.fleet.api_keys import CreatedKey
 from streaming.ids import TENANT_NAME
 from streaming.order import Priority
 
-TOKEN = re.compile(r"bearer +(?=.{1,8192}$)(e[\w=-]*\.[^.]*\.[^.]*)", re.IGNORECASE)
+TOKEN = re.compile(r"bearer +(?=.{1,8192}$)((e[\w=-]*)\.[^.]*\.[^.]*)", re.IGNORECASE)
 """A header with the beginning of a JSON object and two dots, which no key looks like; a longer one is no token."""
 RIGHT = re.compile(r"(?s)penstock:([^:]*):?(.*)")
 """A word of `scope_claim` that says what a token may do."""
-MAX_NAME = 128
-"""Characters of a token's `sub` that name its caller."""
 MAX_ANSWER_BYTES = 512 * 1024
 TIMEOUT_S = 4.0
 """Of a reading of the keys, and of a request that waits for it."""
@@ -62,6 +62,8 @@ class Issuer:
         self._read_s = self._tried_s = float("-inf")
         """When the keys were read, and when that was last tried (monotonic)."""
         self._wanted, self._news = asyncio.Event(), asyncio.Event()
+        self._checked = lru_cache(1024)(self._check)
+        """Of tokens that are sent again, the check costs nothing; refusals are not kept."""
 
     def has(self, kid: str) -> bool:
         """Whether tokens signed with this key count."""
@@ -81,6 +83,10 @@ class Issuer:
             return None
         if self._is_stale():
             raise errors.issuer_unavailable()
+        return self._checked(token, kid)
+
+    def _check(self, token: str, kid: str) -> CreatedKey:
+        """Return what a token grants. Raises ApiError (401). Its end is for the caller to look at."""
         said, key = self._settings, self._keys.get(kid)
         if key is None:
             raise errors.invalid_api_key("This token is signed with a key that its issuer does not name (kid).")
@@ -91,7 +97,7 @@ class Issuer:
             rights = self._rights(claims)
         except (jwt.PyJWTError, msgspec.MsgspecError, ValueError) as error:
             raise errors.invalid_api_key(f"This token is not valid here: {error}.") from None
-        sha256, by = hashlib.sha256(token.encode()).hexdigest(), claims["sub"][:MAX_NAME]
+        sha256, by = hashlib.sha256(token.encode()).hexdigest(), claims["sub"][:128]
         expires_ms = 1000 * int(claims["exp"])
         return CreatedKey(id="", sha256=sha256, label=kid, created_ms=0, created_by=by, expires_ms=expires_ms, **rights)
 
@@ -125,6 +131,7 @@ class Issuer:
                 with away:
                     async with asyncio.timeout(TIMEOUT_S):
                         self._keys = await self._fetch(client)
+                    self._checked.cache_clear()
                     self._read_s = time.monotonic()
                 self._tried_s = time.monotonic()
                 self._news.set()
@@ -162,8 +169,9 @@ async def _read(client: httpx2.AsyncClient, url: str) -> _Found:
 
 
 def _sent(authorization: str) -> tuple[str, str]:
-    """Return the token in an Authorization header, and the id of the key that it names; "" for what is not there."""
+    """Return the token in an Authorization header, and the id of the key that it names; "" for what is not there. It
+    looks at the first part alone: whoever sends many has no more looked at."""
     found = TOKEN.fullmatch(authorization.strip())
-    with suppress(jwt.PyJWTError):
-        return (found[1], str(jwt.get_unverified_header(found[1]).get("kid", ""))) if found else ("", "")
+    with suppress(msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError):
+        return (found[1], str(msgspec.json.decode(urlsafe_b64decode(f"{found[2]}=="))["kid"])) if found else ("", "")
     return found[1] if found else "", ""

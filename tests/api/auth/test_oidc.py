@@ -240,6 +240,7 @@ async def test_an_answer_ends_with_its_token(
     await until_open(api)
     later = time.time() + 605
     monkeypatch.setattr("api.auth.keys.time", Mock(time=lambda: later))
+    assert api.services.keyring.issuer is not None and api.services.keyring.issuer.has("k1")
     assert await waiting == (401, "invalid_api_key")
     assert await asked(api, token) == (401, "invalid_api_key")
 
