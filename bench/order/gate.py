@@ -96,20 +96,21 @@ def simulated(
     texts: Sequence[ModelText], rule: AdmissionRule, shape: EngineShape, kind: type[ModelEngine] = ModelEngine
 ) -> GateOutcome:
     """Run the texts through one engine, by arrival."""
-    worker = ModelWorker(kind(shape), rule)
     used, curve = 0.0, list[tuple[float, float, int]]()
     tokens = evictions = most = steps = 0
 
-    def note(now: float, _: ModelWorker, step: ModelStep) -> None:
-        nonlocal used, tokens, evictions, most, steps
-        engine = worker.engine
-        used += step.duration_s * engine.held / shape.kv_tokens
-        steps, most = steps + 1, max(most, len(engine.running))
-        tokens, evictions = tokens + len(step.tokens), evictions + len(step.evicted)
-        if now >= CURVE_S * len(curve):
-            curve.append((round(now, 1), round(engine.held / shape.kv_tokens, 3), evictions))
+    class Watched(ModelWorker):
+        def note(self, step: ModelStep, now_s: float) -> None:
+            super().note(step, now_s)
+            nonlocal used, tokens, evictions, most, steps
+            engine = self.engine
+            used += step.duration_s * engine.held / shape.kv_tokens
+            steps, most = steps + 1, max(most, len(engine.running))
+            tokens, evictions = tokens + len(step.tokens), evictions + len(step.evicted)
+            if now_s >= CURVE_S * len(curve):
+                curve.append((round(now_s, 1), round(engine.held / shape.kv_tokens, 3), evictions))
 
-    now = Simulation(TextQueue(by_arrival), [worker], note).run(texts)
+    now = Simulation(TextQueue(by_arrival), [Watched(kind(shape), rule)]).run(texts)
     return GateOutcome(
         seconds=now,
         tokens=tokens,

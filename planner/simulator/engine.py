@@ -116,7 +116,7 @@ class ModelStep:
 
 
 class ModelEngine:
-    """One engine: `submit` texts, and `step` until it is idle. It takes a text from its own queue if it fits now, and
+    """One engine: `submit` texts, and `step` until it has none. It takes a text from its own queue if it fits now, and
     evicts the youngest when they grow."""
 
     def __init__(self, shape: EngineShape) -> None:
@@ -135,10 +135,6 @@ class ModelEngine:
     def texts(self) -> list[ModelText]:
         """All that it has: those that run, and those that wait inside."""
         return [*self.running, *self.waiting]
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.running and not self.waiting
 
     def submit(self, text: ModelText) -> None:
         """Queue a text; one that was aborted continues."""

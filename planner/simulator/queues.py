@@ -200,10 +200,6 @@ class PenstockWorker(ModelWorker):
         ]
 
 
-OnStep = Callable[[float, ModelWorker, ModelStep], None]
-"""Called with the time at the end of a step, the worker and the step."""
-
-
 class Simulation:
     """One run of workers that take from a queue.
 
@@ -211,8 +207,8 @@ class Simulation:
     themselves. The same texts give the same records.
     """
 
-    def __init__(self, queue: TextQueue, workers: Sequence[ModelWorker], on_step: OnStep | None = None) -> None:
-        self._queue, self._workers, self._on_step = queue, workers, on_step
+    def __init__(self, queue: TextQueue, workers: Sequence[ModelWorker]) -> None:
+        self._queue, self._workers = queue, workers
         self._steps: list[tuple[float, int, ModelStep]] = []
         """The steps under way, by their ends, with the numbers of their workers."""
         self._busy: set[int] = set()
@@ -248,7 +244,7 @@ class Simulation:
 
     def _begin_step(self, number: int) -> None:
         worker = self._workers[number]
-        if not worker.engine.is_idle:
+        if worker.engine.texts:
             step = worker.engine.step()
             heapq.heappush(self._steps, (self.now_s + self._duration_s(worker, step), number, step))
             self._busy.add(number)
@@ -264,8 +260,6 @@ class Simulation:
         self._workers[number].note(step, self.now_s)
         for text in step.ended:
             self._queue.note_end(text)
-        if self._on_step is not None:
-            self._on_step(self.now_s, self._workers[number], step)
         return number
 
 

@@ -11,7 +11,7 @@ from planner import search
 from planner.facts.catalogue import ModelShape, PlanError, device, model
 from planner.load import LatencySlo, PlanInput, Precision, RequestLengths
 from planner.roofline import SLACK_BYTES, all_reduce_s, decode
-from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
+from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelStep, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, TextQueue, by_arrival
 
 LLAMA, MIXTRAL, H200 = model("llama-3.1-70b"), model("mixtral-8x7b"), device("h200")
@@ -111,8 +111,14 @@ def test_every_text_gets_all_its_tokens_and_the_cache_holds_them() -> None:
     """Also where texts are evicted, because all of them grow beyond the cache."""
     texts = search.requests(RequestLengths(100, 400), 120, math.inf)
     shape = EngineShape(OPT.kv_tokens, 256, 8192, costs=search.StepMeter(OPT))
-    worker, held = ModelWorker(ModelEngine(shape), Greedy()), []
-    Simulation(TextQueue(by_arrival), [worker], lambda *_: held.append(worker.engine.held)).run(texts)
+    held = []
+
+    class Watched(ModelWorker):
+        def note(self, step: ModelStep, now_s: float) -> None:
+            super().note(step, now_s)
+            held.append(self.engine.held)
+
+    Simulation(TextQueue(by_arrival), [Watched(ModelEngine(shape), Greedy())]).run(texts)
     assert all(text.generated == text.output == 400 for text in texts)
     assert max(held) <= OPT.kv_tokens and sum(text.evictions for text in texts) > 0
 

@@ -25,7 +25,7 @@ def test_a_step_costs_what_it_computes() -> None:
     assert first.duration_s == pytest.approx(1 + 0.2 + 0.03 + 0.3)
     assert second.duration_s == pytest.approx(1 + 0.2 + 0.032)
     assert [len(first.tokens), len(first.ended), len(second.ended)] == [2, 0, 2]
-    assert engine.is_idle and engine.held == 0
+    assert not engine.texts and engine.held == 0
 
 
 def test_by_slot_the_tokens_of_running_texts_count_among_those_of_a_step() -> None:
@@ -66,7 +66,7 @@ def test_the_youngest_is_evicted_and_computed_again_and_nothing_is_lost() -> Non
     for each in (old, young):
         engine.submit(each)
     evicted = []
-    while not engine.is_idle:
+    while engine.texts:
         evicted += engine.step().evicted
         assert engine.held == sum(each.held for each in engine.running) <= 30
     assert evicted == [young] and (old.evictions, young.evictions, young.recomputed) == (0, 1, 15)
@@ -96,7 +96,7 @@ def test_the_books_hold_over_a_random_load() -> None:
     texts = [ModelText(random.randint(1, 250), random.randint(1, 150), 200) for _ in range(150)]
     for each in texts:
         engine.submit(each)
-    while not engine.is_idle:
+    while engine.texts:
         engine.step()
         assert engine.held == sum(each.held for each in engine.running)
         assert len(engine.running) <= 32 and (engine.held <= 2000 or len(engine.running) == 1)
