@@ -178,6 +178,9 @@ class DeltaWriter:
         return not self._open or call.get("index") != self._index or other_id
 
 
+BEGIN_TAG, END_TAG = "<tool_call>", "</tool_call>"
+
+
 class TagWriter:
     """Writes the calls that a model marks with tags, as Hermes and Qwen do.
 
@@ -185,8 +188,7 @@ class TagWriter:
     complete.
     """
 
-    def __init__(self, begin: str = "<tool_call>", end: str = "</tool_call>") -> None:
-        self._begin, self._end = begin, end
+    def __init__(self) -> None:
         self._held = ""
         self._inside = False
         self._called = False
@@ -196,14 +198,14 @@ class TagWriter:
         self._held += text
         out = ""
         while True:
-            mark = self._end if self._inside else self._begin
+            mark = END_TAG if self._inside else BEGIN_TAG
             before, found, after = self._held.partition(mark)
             if not found:
                 break
             out += self._call(before) if self._inside else self._text(before)
             self._inside, self._held = not self._inside, after
         if not self._inside:
-            keep = begun_length(self._held, self._begin)
+            keep = begun_length(self._held, BEGIN_TAG)
             ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
             out += self._text(ready)
         return out

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Refused, Request, token_text
 from penstock.tools import Tool, Tools
-from workers.engines.calls import NamedWriter, ObjectWriter, TagWriter
+from workers.engines.calls import BEGIN_TAG, NamedWriter, ObjectWriter, TagWriter
 from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.reasoning import BEGIN, EFFORT_NAMES, END, ReasoningMarker, as_written
@@ -67,7 +67,6 @@ UNUSABLE_SCHEMA = (
     "follow it, and one object may have some 100 optional properties. Correct or simplify it."
 )
 
-BEGIN_TAG = "<tool_call>"
 OTHER_FORM = "<function="
 """In a template: its calls have the tags, but are no JSON between them."""
 
