@@ -55,11 +55,12 @@ export function keys(page) {
     const words = (value) => value.split(/[\s,]+/).filter(Boolean);
     async function send(event) {
       event.preventDefault();
-      const { tenant, label, lane, expiry, models, endpoints, admin } = event.target.elements;
+      const { tenant, label, lane, expiry, models, endpoints, limited, admin } = event.target.elements;
       if (!tenant.value.trim()) { problem.textContent = "Enter a tenant."; tenant.focus(); return; }
       const body = {
         tenant: tenant.value.trim(), label: label.value.trim(), highest_lane: lane.value, admin: admin.checked, models: words(models.value), endpoints: words(endpoints.value),
         ...(expiry.value && { expires_in_s: Number(expiry.value) * DAY_S }),
+        ...(limited.value.trim() && { limits: Object.fromEntries(words(limited.value).map((each) => [each.split("=")[0], Number(each.split("=")[1])])) }),
       };
       try {
         const made = await api.post("/admin/keys", body);
@@ -81,6 +82,7 @@ export function keys(page) {
         select("expiry", "Expires", [["", "never"], ["7", "in 7 days"], ["30", "in 30 days"], ["90", "in 90 days"], ["365", "in a year"]], ""),
         text("models", "Models, with commas between; empty: all"),
         text("endpoints", "Endpoints such as chat, jobs; empty: all"),
+        text("limited", "Limits such as requests_per_minute=60, tokens_per_day=100000; empty: none"),
         h("label", { class: "check" }, h("input", { type: "checkbox", name: "admin" }), "May administer: everything in this console"),
         problem,
         h("div", { class: "actions" },
