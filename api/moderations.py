@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import msgspec
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,7 +27,6 @@ from api.services import Services
 from api.settings import ModerationSettings
 from api.stream.reply import Watched
 from penstock.loops import at_once
-from streaming.errors import StreamingError
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import CancelledBy
 
@@ -81,14 +79,9 @@ async def create(request: Request) -> Response:
     if services.content is not None:
         found = await services.content.moderated(caller_of(request).tenant, texts, len(body))
     if model != RULES:
-        try:
-            judged = await _judged(services, request, texts)
-            found = [rules | {name: hit or rules.get(name, False) for name, hit in more.items()}
-                     for rules, more in zip(found, judged, strict=True)]  # fmt: skip
-        except (ApiError, StreamingError) as error:
-            if judge.when_away == "refuse" or (isinstance(error, ApiError) and error.status not in AWAY):
-                raise
-            model = RULES
+        judged = await _judged(services, request, texts)
+        found = [rules | {name: hit or rules.get(name, False) for name, hit in more.items()}
+                 for rules, more in zip(found, judged, strict=True)]  # fmt: skip
     answer = {
         "id": f"modr-{request.scope['state']['request_id']}",
         "model": model,
@@ -107,9 +100,6 @@ def _result(found: dict[str, bool]) -> dict[str, Any]:
 
 
 # --- the model's judgement --------------------------------------------------------------------------------------------
-
-AWAY = frozenset((408, 429, 500, 502, 503, 504))
-"""Statuses of refusals that say nothing of the text."""
 
 
 async def _judged(services: Services, request: Request, texts: Sequence[str]) -> list[dict[str, bool]]:
@@ -150,43 +140,16 @@ async def _judged(services: Services, request: Request, texts: Sequence[str]) ->
 
 def _chat(judge: ModerationSettings, text: str) -> dict[str, Any]:
     """The body of the chat that asks about a text."""
-    told = [{"role": "system", "content": judge.instructions}] if judge.instructions else []
-    names = {"type": "array", "items": {"enum": [*judge.categories, OTHER]}}
-    fields = {"flagged": {"type": "boolean"}, "categories": names}
-    schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
-    form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": schema}}
     return {
         "model": judge.model,
-        "messages": [*told, {"role": "user", "content": text}],
+        "messages": [{"role": "user", "content": text}],
         "max_tokens": MAX_VERDICT_TOKENS,
         "temperature": 0,
-        "response_format": form if judge.verdict == "json" else None,
         "queue": {"deadline_ms": round(1000 * judge.timeout_s)},
     }
 
 
-class _Verdict(msgspec.Struct):
-    """What a model says of a text."""
-
-    flagged: bool
-    categories: list[str] = []
-
-
-UNSAFE = re.compile(r"unsafe\b[\s,]*(.*)", re.IGNORECASE | re.DOTALL)
-
-
-def _read(judge: ModerationSettings, said: str) -> _Verdict:
-    """Raises ApiError for an answer that is no verdict."""
-    try:
-        if judge.verdict == "json":
-            return msgspec.json.decode(said, type=_Verdict)
-        if (unsafe := UNSAFE.fullmatch(said)) is not None:
-            return _Verdict(True, re.split(r"[\s,]+", unsafe[1]))
-        if said.lower() == "safe":
-            return _Verdict(False)
-    except msgspec.MsgspecError:
-        pass
-    raise errors.no_verdict(judge.model)
+VERDICT = re.compile(r"safe|(unsafe)\b[\s,]*(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def _found(services: Services, asked: Admitted, end: Terminal | None, rows: Sequence[Delta]) -> dict[str, bool]:
@@ -196,8 +159,10 @@ def _found(services: Services, asked: Admitted, end: Terminal | None, rows: Sequ
         raise errors.no_verdict(judge.model)
     services.waits.completions.ended(judge.model)
     answer = at_once(answer_in_slices(services.facts(asked.job, asked.created_ms), end, rows))
-    verdict = _read(judge, (answer["choices"][0]["message"]["content"] or "").strip())
+    said = VERDICT.fullmatch((answer["choices"][0]["message"]["content"] or "").strip())
+    if said is None:
+        raise errors.no_verdict(judge.model)
     codes = {f"S{number}": name for number, name in enumerate(judge.categories, 1)}
-    named = {codes.get(each, each) for each in verdict.categories if verdict.flagged}
+    named = {codes.get(each, each) for each in re.split(r"[\s,]+", said[2] or "")}
     found = {name: name in named for name in judge.categories}
-    return found | {OTHER: verdict.flagged and not any(found.values())}
+    return found | {OTHER: said[1] is not None and not any(found.values())}

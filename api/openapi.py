@@ -460,7 +460,8 @@ ANSWERS: dict[str, Schema] = {
         object=word_of("tenant"),
         tenant=STRING,
         **each(INTEGER, "jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes"),
-        limits=object_of(**each(maybe(told(NUMBER, "null: no limit.")), *QuotaSettings.__struct_fields__)),
+        quotas=object_of(**each(maybe(told(NUMBER, "null: no quota.")), *QuotaSettings.__struct_fields__)),
+        limits=told(FREE, "Those that are set, by name: [tenants.<name>] limits has them."),
     ),
     "TenantList": list_named("Tenant"),
     "UsageReport": object_of(

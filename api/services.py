@@ -176,7 +176,7 @@ class Services:
 
     def is_limited(self, tenant: str) -> bool:
         """Whether the tenant or one of its keys has limits, so that its own partition counts its jobs."""
-        return tenant in self.keyring.limited or tenant in self.limits
+        return tenant in self.keyring.limited or self.limits.of_tenant(tenant) is not None
 
     def _set_general_quotas(self) -> None:
         """Set what holds for every tenant that has no quotas of its own."""

@@ -129,11 +129,6 @@ class ModerationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str = ""
     """Its name in [models]; requests to /v1/moderations choose it by that. Empty: there are only content rules."""
-    verdict: Literal["guard", "json"] = "guard"
-    """What it answers. guard: safe, or unsafe and codes such as S1,S10; json: an object by a schema, which its engine
-    must support."""
-    instructions: Annotated[str, msgspec.Meta(max_length=20_000)] = ""
-    """What it is told in front of each text; a guard model needs nothing."""
     categories: tuple[str, ...] = (
         *("violent_crimes", "non_violent_crimes", "sex_crimes", "child_exploitation", "defamation", "advice"),
         *("privacy", "intellectual_property", "weapons", "hate", "self_harm", "sexual", "elections", "code_abuse"),
@@ -141,12 +136,6 @@ class ModerationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What it looks for, in the order of its codes, so S1 is the first one; those of Llama Guard 3."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 30.0
     """From the request to its last verdict."""
-    when_away: Literal["refuse", "rules"] = "refuse"
-    """Without a verdict: refuse the request, or answer by the content rules alone, as their model."""
-
-    def __post_init__(self) -> None:
-        if self.verdict == "json" and self.model and not self.instructions:
-            raise ValueError('instructions: verdict = "json" needs them; say what the model shall look for')
 
     def check(self, models: Collection[str]) -> None:
         """Raise ConfigError if the model is none of those that are served."""

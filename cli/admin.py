@@ -203,8 +203,8 @@ def tenants(client: Client, tenant: str | None) -> CommandResult:
     found: Any = client.get(f"/admin/tenants/{tenant}") if tenant else client.get("/admin/tenants")["data"]
     rows = []
     for each in [found] if tenant else found:
-        limits = {name: limit for name, limit in each["limits"].items() if name in LIMITED and limit is not None}
-        rows.append(each | {name: f"{each[name]}/{limit}" for name, limit in limits.items()})
+        quotas = {name: quota for name, quota in each["quotas"].items() if name in LIMITED and quota is not None}
+        rows.append(each | {name: f"{each[name]}/{quota}" for name, quota in quotas.items()})
     return CommandResult(found, lambda: print_rows(rows, TENANT_COLUMNS))
 
 

@@ -24,6 +24,8 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As in click, which names the nearest commands only if all are imported."""
         names = self.list_commands(ctx)
+        if args and args[0] == "list" and "ls" in names:
+            args = ["ls", *args[1:]]
         if args and args[0] not in names and not args[0].startswith("-"):
             raise click.exceptions.NoSuchCommand(args[0], possibilities=names, ctx=ctx)
         return super().resolve_command(ctx, args)

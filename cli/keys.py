@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,23 +15,10 @@ from cli.output import CommandResult, emit, fields_result, line_result, list_res
 COLUMNS = ("name", "tenant", "label", "state", "highest_lane", "admin", "last_used_at", "expires_at")
 
 
-NO_LIMIT = "none"
-
-
-class Limit(click.ParamType[tuple[str, float]]):
-    """A limit and its value, as NAME=NUMBER; the word none stands for no limit at all."""
-
-    name = "limit"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
-        name, _, number = str(value).partition("=")
-        if name == NO_LIMIT and not number:
-            return name, 0
-        try:
-            amount = float(number)
-        except ValueError:
-            self.fail(f"{value!r} is no limit: write it as tokens_per_day=1000000, or none for no limit", param, ctx)
-        return name.replace("-", "_"), int(amount) if amount.is_integer() else amount
+def _limits(words: Sequence[str]) -> dict[str, float | str]:
+    """Limits by name, of words such as queued=5; the word none stands for no limit. The server checks them."""
+    given = [word.partition("=") for word in words if word != "none"]
+    return {name: float(text) if "." in text else int(text) if text.isdigit() else text for name, _, text in given}
 
 
 @click.group(cls=Group)
@@ -59,7 +46,6 @@ def _rights() -> Callable[[F], F]:
             "--limit",
             "limits",
             multiple=True,
-            type=Limit(),
             metavar="NAME=NUMBER",
             help="How much it may use, e.g. tokens_per_minute=20000 (repeatable); these replace all earlier ones.",
         ),
@@ -80,7 +66,7 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
     named = {"lane": "highest_lane", "expires": "expires_in_s"}
     asked = {named.get(name, name): value for name, value in given.items()}
     if limits := asked.pop("limits"):
-        asked["limits"] = {name: value for name, value in limits if name != NO_LIMIT}
+        asked["limits"] = _limits(limits)
     whole = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
     return {name: value for name, value in whole.items() if value not in (None, [])}
 

@@ -110,9 +110,9 @@ CATALOGUE = (
     Key("usage:{}:{}:{}", "string"),
     # By day and tenant: the rest of the names of `usage`. Writers: as of usage. Lifetime: a hundred days after its
     # newest entry.
-    Key("used:{}:{}", "set"),
-    # By day: tenants that have used something. Writers and lifetime: as of used.
-    Key("users:{}", "set"),
+    Key("usage_names:{}:{}", "set"),
+    # By day: tenants that have used something. Writers and lifetime: as of usage_names.
+    Key("usage_tenants:{}", "set"),
     # By digest of tenant and idempotency key: job id and digest of the body. Writers: put; finish, cancel, claim,
     # reap. Lifetime: as its job: while that waits or runs, then until retention after its end.
     Key("idem:{}", "string"),

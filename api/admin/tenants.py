@@ -36,8 +36,10 @@ async def show(request: Request) -> Response:
 
 
 async def _tenant(services: Services, tenant: str) -> dict[str, Any]:
-    """Render a tenant's usage and limits. Raises Unavailable."""
+    """Render what a tenant stores, its quotas and its limits. Raises Unavailable."""
     usage = await services.quota_usage.usage(tenant)
-    limits = services.keyring.quotas_of(tenant).over(services.general_quotas)
+    quotas = services.keyring.quotas_of(tenant).over(services.general_quotas)
     used = msgspec.structs.asdict(usage)
-    return {"object": "tenant", "tenant": tenant, **used, "limits": msgspec.structs.asdict(limits)}
+    return {"object": "tenant", "tenant": tenant, **used, "quotas": msgspec.structs.asdict(quotas)} | {
+        "limits": msgspec.to_builtins(services.limits.of_tenant(tenant)) or {}
+    }

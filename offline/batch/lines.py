@@ -179,8 +179,8 @@ class Lines:
         """Lines in the queue, by job id."""
         self._needed: dict[int, int] = {}
         """Bytes that each waiting line needs for which the store had no room; smaller lines overtake these."""
-        self._held_until, self._per_call = 0.0, JOBS_PER_CALL
-        """Until when (monotonic) limits admit no line; how many are tried at once: one after a refusal, then more."""
+        self._held_until = 0.0
+        """Until when (monotonic) limits admit no line; 0: they have refused none."""
         self._cards: Mapping[str, ModelCard] = {}
         """The model cards by which these bytes were computed."""
         self._cancelling = False
@@ -273,7 +273,7 @@ class Lines:
         if not self._held_until:  # another lane would make no limit hold sooner
             self._lane, self._reason = lane_of(lines_left, self._per_second(), left_s, window_s, batch.ceiling)
         ended, may_take_more = 0, True
-        while may_take_more and (lines := self._next(min(window - len(self._queued), self._per_call))):
+        while may_take_more and (lines := self._next(min(window - len(self._queued), JOBS_PER_CALL))):
             failed, may_take_more = await self._put(lines, left_ms)
             ended += failed
         return ended
@@ -329,7 +329,6 @@ class Lines:
         quota = QuotaSettings(store_share=self._lease.batch.store_share)
         named = (self._lease.batch.caller, self._lease.batch.key_limits)
         answers = await self._queue.put_parts([job for job, _ in traced], cards, quota, *named)
-        self._per_call = min(2 * self._per_call, JOBS_PER_CALL)
         lane_full, before = False, (len(self._waiting), len(self._needed))
         for line, (job, span), accepted in zip(jobs, traced, answers, strict=True):
             match accepted:
@@ -340,7 +339,7 @@ class Lines:
                 case LimitReached() if accepted.retry_ms < 0:
                     refusals[line] = limit_reached(accepted)
                 case LimitReached():
-                    lane_full, self._per_call, self._reason = True, 1, f"lines wait: {accepted}"
+                    lane_full, self._reason = True, f"lines wait: {accepted}"
                     self._held_until = time.monotonic() + min(accepted.retry_ms / 1000, MAX_HELD_S)
                 case StoreFull():
                     self._needed[line] = accepted.needed

@@ -95,7 +95,7 @@ class Queue:
         count = self._client.settings.partitions
         if conversation and (partition := partition_of(conversation, "conv_")) is not None:
             return new_job_id(partition % count)
-        if limited or idempotency_key or tenant in self._limits:
+        if limited or idempotency_key or self._limits.of_tenant(tenant) is not None:
             return new_job_id(tenant_partition(tenant, count))
         return new_job_id(int(random.random() * count))  # noqa: S311 - spreads load, hides nothing
 

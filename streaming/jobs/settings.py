@@ -82,14 +82,14 @@ class Limits:
         """What `put` is told: the limits of the tenant and of the request's key, by its name, with prices of one token;
         nothing without any."""
         found = [(f"key:{key}", of_key)] if of_key is not None else []
-        if own := self._tenants.get(tenant):
+        if (own := self._tenants.get(tenant)) is not None:
             found.append((f"tenant:{tenant}", own))
         prices = self._prices.get(model, (0.0, 0.0))
         return {"limits": found, "prices": [price / 1e6 for price in prices]} if found else {}
 
-    def __contains__(self, tenant: str) -> bool:
-        """Whether the tenant has limits of its own."""
-        return tenant in self._tenants
+    def of_tenant(self, tenant: str) -> LimitSettings | None:
+        """The limits of all keys of a tenant together, if it has any."""
+        return self._tenants.get(tenant)
 
 
 NO_LIMITS = Limits({}, {})

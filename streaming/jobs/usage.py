@@ -45,10 +45,10 @@ class UsageCounts(ClientUser):
         numbers = [str(day.toordinal() - FIRST_DAY) for day in days]
         places: list[_Place] = [(part, (number,)) for number in numbers for part in self._client.partitions]
         if tenant is None:
-            places = await self._members("users", places)
+            places = await self._members("usage_tenants", places)
         else:
             places = [(part, (*args, tenant)) for part, args in places]
-        places = await self._members("used", places)
+        places = await self._members("usage_names", places)
         for first in range(0, len(places), KEYS_AT_ONCE):
             some = places[first : first + KEYS_AT_ONCE]
             calls = [("GET", part, (partition_key(part, "usage", *args),)) for part, args in some]

@@ -60,7 +60,7 @@ COMMANDS: Mapping[str, Mapping[str, set[str]]] = {
         "hget": {"api_keys"},
         "hmget": {"batch", "hook"},
         "hgetall": {"card", "plan", "conversation", "api_keys", "api_keys_used"},
-        "smembers": {"used", "users"},
+        "smembers": {"usage_names", "usage_tenants"},
         "expire": {"job"},
     },
     "worker": {"xrange": {"log"}, "hgetall": {"card"}},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -24,7 +23,6 @@ from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 
 GUARD = ModerationSettings(model="sim", categories=("crimes", "hate"))
-JUDGE = ModerationSettings(model="sim", verdict="json", instructions="Look for them.", categories=("crimes", "hate"))
 KEYS = {
     "red": key_of("sk-red", "red"),
     "only": key_of("sk-only", "red", models=("other",)),
@@ -89,21 +87,6 @@ async def test_the_model_says_what_it_finds(api: LocalApi, wire: RedisClient) ->
         assert (await asking).results[0].flagged is False
 
 
-async def test_a_model_that_answers_by_a_schema(api: LocalApi, wire: RedisClient) -> None:
-    """It gets the instructions and the schema; categories of what it does not flag do not count."""
-    api.services.moderation = JUDGE
-    answers = {
-        "a": json.dumps({"flagged": True, "categories": ["hate"]}),
-        "b": json.dumps({"flagged": False, "categories": ["hate"]}),
-    }
-    status, body, jobs = await judged(api, wire, answers, {"model": "sim", "input": list(answers)})
-    assert status == 200 and [each["categories"]["hate"] for each in body["results"]] == [True, False]
-    assert [each["flagged"] for each in body["results"]] == [True, False]
-    for job in jobs:
-        assert isinstance(job.prompt, Chat) and job.prompt.turns[0].content == JUDGE.instructions
-        assert job.constrained
-
-
 async def test_rules_are_looked_at_too(api: LocalApi, wire: RedisClient) -> None:
     """What a rule keeps from models is not sent to this one, and what a rule redacts comes redacted."""
     found = {"falcon": ContentSettings(deny=("falcon",), default=True),
@@ -118,23 +101,15 @@ async def test_rules_are_looked_at_too(api: LocalApi, wire: RedisClient) -> None
 
 @pytest.mark.parametrize("answer", ["perhaps", "", "safe, but not for work", "I cannot judge this.\nunsafe"])
 async def test_what_is_no_verdict_is_none(api: LocalApi, wire: RedisClient, answer: str) -> None:
-    """Refused by default; if the settings say so, the rules answer, and say that it was them."""
     status, body, _ = await judged(api, wire, {"a": answer}, {"model": "sim", "input": "a"})
     assert (status, body["error"]["code"]) == (503, "no_verdict")
-    api.services.moderation = ModerationSettings(model="sim", when_away="rules")
-    status, body, _ = await judged(api, wire, {"a": answer}, {"model": "sim", "input": "a"})
-    assert (status, body["model"], body["results"][0]["categories"]) == (200, "content-rules", {})
 
 
-@pytest.mark.parametrize("when_away", ["refuse", "rules"])
-async def test_without_a_worker_the_time_limit_ends_it(api: LocalApi, when_away: Any) -> None:
+async def test_without_a_worker_the_time_limit_ends_it(api: LocalApi) -> None:
     """And nothing is left in the queue."""
-    api.services.moderation = ModerationSettings(model="sim", timeout_s=0.3, when_away=when_away)
+    api.services.moderation = ModerationSettings(model="sim", timeout_s=0.3)
     reply = await api.post("/v1/moderations", {"model": "sim", "input": ["a", "b"]}, **RED)
-    if when_away == "rules":
-        assert (reply.status_code, reply.json()["model"]) == (200, "content-rules")
-    else:
-        assert reply.status_code in (408, 503) and "retry-after" in reply.headers
+    assert reply.status_code in (408, 503) and "retry-after" in reply.headers
 
     async def ended() -> bool:
         listed = (await api.client.get("/v1/jobs", headers=RED)).json()["data"]
@@ -145,12 +120,10 @@ async def test_without_a_worker_the_time_limit_ends_it(api: LocalApi, when_away:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("when_away", ["refuse", "rules"])
-async def test_a_refused_put_takes_back_the_others(api: LocalApi, when_away: Any) -> None:
+async def test_a_refused_put_takes_back_the_others(api: LocalApi) -> None:
     """The tenant may keep one job: of two texts none is judged, and it is not waited for."""
-    api.services.moderation = ModerationSettings(model="sim", when_away=when_away)
     reply = await api.post("/v1/moderations", {"model": "sim", "input": ["a", "b"]}, **FULL)
-    assert reply.status_code == (200 if when_away == "rules" else 429), reply.text
+    assert reply.status_code == 429, reply.text
     async with asyncio.timeout(30):
         while [each["status"] for each in (await api.client.get("/v1/jobs", headers=FULL)).json()["data"]] != [
             "cancelled"
@@ -198,5 +171,3 @@ async def test_what_is_refused(api: LocalApi) -> None:
 def test_the_settings_name_a_model_that_is_served() -> None:
     with pytest.raises(ConfigError, match="no-such"):
         ModerationSettings(model="no-such").check(["sim"])
-    with pytest.raises(ValueError, match="instructions"):
-        ModerationSettings(model="sim", verdict="json")

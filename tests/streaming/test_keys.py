@@ -39,7 +39,7 @@ FLEET_BOUNDED = {
 """Those of the fleet: as many fields as there are models, processes of the last hour, the newest thousand actions, ten
 thousand created keys, as many entries of the audit log."""
 EXPIRY_S = {
-    "account": 40 * DAY, "open": 40 * DAY, "usage": 100 * DAY, "used": 100 * DAY, "users": 100 * DAY,
+    "account": 40 * DAY, "open": 40 * DAY, "usage": 100 * DAY, "usage_names": 100 * DAY, "usage_tenants": 100 * DAY,
     "job": RETENTION_S, "idem": RETENTION_S, "jobs": 2 * RETENTION_S, "worker": HOUR, "log": 60, "parked": 60,
     "yielding": 10, "prefetching": 10, "alone": 60, "kept": RETENTION_S + 2,
     "outbox": 7 * DAY, "hook": 31 * DAY, "hook_due": 31 * DAY, "hooks": 2 * RETENTION_S,

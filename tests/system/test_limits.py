@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -99,10 +101,11 @@ def test_two_hundred_callers_at_two_processes_never_get_more_than_the_limit(hous
     other = free_port()
     house.start_api(other)
     eventually(lambda: house.get("/v1/models", other)[0] == 401)
+    began = time.monotonic()
     with ThreadPoolExecutor(200) as pool:
         answers = list(pool.map(lambda at: chat(house, "many", (None, other)[at % 2])[0], range(200)))
     assert set(answers) == {200, 429}
-    assert 60 <= answers.count(200) <= 70  # with what came back while they asked
+    assert 60 <= answers.count(200) <= 60 + math.ceil(time.monotonic() - began)  # one comes back each second
 
 
 def test_a_changed_limit_acts_at_every_process(house: House, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -118,7 +121,7 @@ def test_a_changed_limit_acts_at_every_process(house: House, monkeypatch: pytest
     assert made["limits"] == {"requests_per_minute": 1, "queued": 5}
     eventually(lambda: chat(house, made["key"], other)[0] == 200)
     assert chat(house, made["key"], other)[0] == 429
-    assert command("update", made["id"], "--limit", "requests-per-minute=6000")["limits"] == {
+    assert command("update", made["id"], "--limit", "requests_per_minute=6000")["limits"] == {
         "requests_per_minute": 6000
     }
     eventually(lambda: chat(house, made["key"], other)[0] == 200)

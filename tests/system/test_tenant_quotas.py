@@ -384,8 +384,8 @@ def test_an_admin_sees_what_tenants_keep(emptied: House, capsys: pytest.CaptureF
     assert ann["job_bytes"] > 0 and ann["result_bytes"] > 0
     assert (bob["jobs"], bob["files"], bob["file_bytes"]) == (0, 1, LEAST_FILE)
     limits = {"jobs": 2, "job_bytes": None, "result_bytes": None, "file_bytes": 8000, "store_share": 0.5}
-    assert ann["limits"] == limits
-    assert bob["limits"]["jobs"] == 1000
+    assert ann["quotas"] == limits
+    assert bob["quotas"]["jobs"] == 1000
     assert json.loads(emptied.request("GET", "/admin/tenants/bob", headers=headers("ops"))[2]) == bob
     assert emptied.request("GET", "/admin/tenants/gone", headers=headers("ops"))[0] == 404
     with Redis.from_url(emptied.redis_url) as store:  # a tenant whose key was taken away still keeps a file

@@ -141,8 +141,8 @@ function until({ revoked_at, expires_at }) {
 
 function storage(all) {
   return section("Storage", table("Storage of each tenant", [["Tenant", "head"], ["Jobs", "num"], ["Waiting", "num"], ["Running", "num"], ["Requests", "num"], ["Results", "num"], ["Files", "num"], ["Bytes of files", "num"]], all.map((one) => [one.tenant,
-    tenantLink(one.tenant), limited(one.jobs, one.limits.jobs, count), count(one.waiting), count(one.running),
-    limited(one.job_bytes, one.limits.job_bytes, bytes), limited(one.result_bytes, one.limits.result_bytes, bytes), count(one.files), limited(one.file_bytes, one.limits.file_bytes, bytes)])));
+    tenantLink(one.tenant), limited(one.jobs, one.quotas.jobs, count), count(one.waiting), count(one.running),
+    limited(one.job_bytes, one.quotas.job_bytes, bytes), limited(one.result_bytes, one.quotas.result_bytes, bytes), count(one.files), limited(one.file_bytes, one.quotas.file_bytes, bytes)])));
 }
 
 function limited(used, limit, shown) {

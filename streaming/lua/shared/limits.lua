@@ -3,10 +3,11 @@
 -- The account of a key or a tenant is a MessagePack map. For `requests` and `tokens` it has a clock that gains the rate a ms
 -- (`requests_clock`, `requests_rate`) and the theoretical arrival time of the next one on it (`requests_at`), by GCRA, the
 -- generic cell rate algorithm (ATM Forum, Traffic Management 4.0, 4.4.2): a minute's worth may come at once. On such a clock
--- another rate, or a store whose time was set back, changes no debt. `seen`: when the account was last read. The rest: tokens
--- and money of the day and the month (UTC) in which a job was accepted.
+-- another rate, or a store whose time was set back, changes no debt. `tokens_returned`: all that ends gave back, which moves
+-- every reservation behind forward. `seen`: when the account was last read. The rest: tokens and money of the day and the
+-- month (UTC) in which a job was accepted.
 local ACCOUNT = {'seen', 'requests_clock', 'requests_rate', 'requests_at', 'tokens_clock', 'tokens_rate', 'tokens_at',
-  'day', 'tokens_per_day', 'cost_per_day', 'month', 'tokens_per_month', 'cost_per_month'}
+  'tokens_returned', 'day', 'tokens_per_day', 'cost_per_day', 'month', 'tokens_per_month', 'cost_per_month'}
 local ACCOUNT_EXPIRY_S = 40 * 86400
 local MINUTE_MS = 60000
 local DAY_MS = 86400000
@@ -145,7 +146,7 @@ local function reserve_limits(id, accounts, want)
       account['cost_per_' .. span] = account['cost_per_' .. span] + want.cost
       hold[span] = account[span]
     end
-    hold.accounts[i] = {each.name, account.tokens_at}
+    hold.accounts[i] = {each.name, account.tokens_at + account.tokens_returned}
     save_account(each.name, account)
     redis.call('ZADD', open_key(each.name), want.waits, id)
     redis.call('EXPIRE', open_key(each.name), ACCOUNT_EXPIRY_S)
@@ -167,7 +168,10 @@ local function settle_limits(id, text, ends, prompt, generated)
       local account, more = read_account(name), prompt + generated - hold.tokens
       local cost = prompt * hold.input + generated * hold.output - hold.cost
       local clock = account.tokens_clock
-      if more < 0 then account.tokens_at = account.tokens_at - math.max(0, math.min(-more, reserved_at - clock)) end
+      local unused = math.min(-more, reserved_at - account.tokens_returned - clock, account.tokens_at - clock)
+      if unused > 0 then
+        account.tokens_at, account.tokens_returned = account.tokens_at - unused, account.tokens_returned + unused
+      end
       local most = clock + 2 * MINUTE_MS * account.tokens_rate
       if more > 0 then account.tokens_at = math.min(math.max(account.tokens_at, clock) + more, most) end
       for _, span in ipairs(SPANS) do

@@ -171,15 +171,15 @@ local function flush_writes()
     local found = redis.pcall('BITFIELD', key, unpack(counts))
     if found[1] == sums[1] then -- once a day
       local day, tenant, who = string.match(key, ':(%d+):([^:]*):(.*)$', #P)
-      if redis.call('SCARD', used_key(day, tenant)) >= MAX_USED then -- a token's issuer names any number of callers
+      if redis.call('SCARD', usage_names_key(day, tenant)) >= MAX_USED then -- a token's issuer names any number of callers
         redis.call('DEL', key)
         who = string.match(who, '^%S*') .. ' (others)'
         key = usage_key(day, tenant, who)
         redis.call('BITFIELD', key, unpack(counts))
       end
-      redis.call('SADD', used_key(day, tenant), who)
-      redis.call('SADD', users_key(day), tenant)
-      for _, each in ipairs({key, used_key(day, tenant), users_key(day)}) do redis.call('EXPIRE', each, USAGE_RETENTION_S) end
+      redis.call('SADD', usage_names_key(day, tenant), who)
+      redis.call('SADD', usage_tenants_key(day), tenant)
+      for _, each in ipairs({key, usage_names_key(day, tenant), usage_tenants_key(day)}) do redis.call('EXPIRE', each, USAGE_RETENTION_S) end
     end
   end
   for _, kind in ipairs(BUFFERED) do round[kind] = nil end

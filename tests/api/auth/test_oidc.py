@@ -375,7 +375,7 @@ async def test_tokens_may_be_of_many_tenants(wire: RedisClient, issuer: LocalIss
     """None of them gets more than half of the store, however few have keys."""
     async with api_in_process(wire, {"root": KEYS["root"]}, oidc=issuer.settings) as api:
         answer = await api.client.get("/admin/tenants/ops", headers={"Authorization": "Bearer sk-root"})
-        assert answer.json()["limits"]["store_share"] == 0.5
+        assert answer.json()["quotas"]["store_share"] == 0.5
 
 
 def test_an_issuer_closes_the_door() -> None:

@@ -101,7 +101,8 @@ async def test_counts_end_a_hundred_days_after_the_day(wire: RedisClient) -> Non
     queue = Queue(wire)
     await queue.put(job := a_job(queue), caller="k")
     await queue.cancel(job.id)
-    kinds = [key for key in await wire.redis.keys("*:us*") if key.split(b":")[2] in (b"usage", b"used", b"users")]
+    names = (b"usage", b"usage_names", b"usage_tenants")
+    kinds = [key for key in await wire.redis.keys("*:us*") if key.split(b":")[2] in names]
     assert len(kinds) == 3
     for key in kinds:
         assert 99 * 86_400 < await wire.redis.ttl(key) <= 100 * 86_400

@@ -400,8 +400,8 @@ def fill(root: Redis) -> None:
     root.zadd(partition_key(0, "hooks"), {MESSAGE: 1})
     root.zadd(partition_key(0, "expiring"), {FILE: 1, BATCH: 1})
     root.zadd(fleet_key("procs"), {"p": 1})
-    root.sadd(partition_key(0, "users", "0"), TENANT)
-    root.sadd(partition_key(0, "used", "0", TENANT), "sim key")
+    root.sadd(partition_key(0, "usage_tenants", "0"), TENANT)
+    root.sadd(partition_key(0, "usage_names", "0", TENANT), "sim key")
 
 
 def kind_of(word: str) -> str | None:
