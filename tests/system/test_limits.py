@@ -29,9 +29,12 @@ SETTINGS = (
         bulk="limits = { requests_per_minute = 40 }",
         spent="limits = { tokens_per_day = 20 }",
         free="",
+        lines="",
     )
     + '[models.sim]\nengine = "sim"\nprice_input = 1.0\nprice_output = 10.0\n'
-    + "[offline]\nconcurrency = 1\nturn_s = 600\n[tenants.many]\nlimits = { requests_per_minute = 60 }\n"
+    + "[offline]\nconcurrency = 1\nturn_s = 600\n"
+    + "[tenants.many]\nlimits = { requests_per_minute = 60 }\n"
+    + "[tenants.lines]\nlimits = { requests_per_minute = 240 }\n"
 )
 
 
@@ -144,22 +147,31 @@ def test_a_batch_waits_for_its_limits_and_fails_no_line(house: House) -> None:
     assert chat(house, "bulk")[0] == 200
 
 
+def lane_reason(openai: OpenAI, batch: Batch) -> Any:
+    return (openai.batches.retrieve(batch.id).model_extra or {})["lane_reason"]
+
+
 def begun(openai: OpenAI, lines: list[dict[str, Any]]) -> Batch:
     file = openai.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
     return openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+
+
+def test_a_tenants_limits_hold_the_lines_of_its_batches_wherever_they_go(house: House) -> None:
+    """Half of a minute's worth may be lines: in four partitions without a common count, none of these would wait."""
+    openai = client(house, "lines")
+    batch = begun(openai, [line(number) for number in range(128)])
+    eventually(lambda: "requests_per_minute of tenant:lines" in (lane_reason(openai, batch) or ""))
+    done = ended(openai, batch)
+    assert done.request_counts is not None and done.request_counts.completed == 128
 
 
 def test_a_batch_that_waits_for_a_budget_holds_up_no_other_one(house: House) -> None:
     """The only process at work on batches gives its turn away, which would last ten minutes."""
     poor = client(house, "spent")
     held = begun(poor, [line(number, max_tokens=15) for number in range(5)])
-
-    def reason() -> Any:
-        return (poor.batches.retrieve(held.id).model_extra or {})["lane_reason"]
-
-    eventually(lambda: "tokens_per_day" in (reason() or ""))
+    eventually(lambda: "tokens_per_day" in (lane_reason(poor, held) or ""))
     assert ended(client(house, "free"), begun(client(house, "free"), [line(0)])).status == "completed"
-    assert "tokens_per_day" in reason()
+    assert "tokens_per_day" in (lane_reason(poor, held) or "")
     poor.batches.cancel(held.id)
     assert ended(poor, held).status == "cancelled"
 

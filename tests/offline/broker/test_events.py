@@ -17,11 +17,11 @@ from redis import Redis
 
 from offline import broker as publishers
 from offline.broker import MAX_REDELIVERIES, BrokerUnavailable, Rejected, cloud_event
-from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
+from streaming.errors import LaneFull, LimitReached, QuotaExceeded, StreamingError, Unavailable
 from streaming.events import Event, EventSettings, EventSubscriptions, WebhookSettings
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
-from streaming.jobs.settings import QuotaSettings
+from streaming.jobs.settings import Limits, LimitSettings, QuotaSettings
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
@@ -124,15 +124,18 @@ async def test_a_message_that_makes_its_taker_fail_is_put_aside(
     assert await wire.redis.keys("*redelivery*") == []
 
 
-@pytest.mark.parametrize("refusal", [LaneFull, QuotaExceeded, Unavailable])
+@pytest.mark.parametrize("refusal", [LaneFull, QuotaExceeded, LimitReached, Unavailable])
 async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
     redis_url: str, refusal: type[StreamingError]
 ) -> None:
-    """The lane is full, or its tenant's quota, or the store is away: it comes again and again, and harms nobody."""
+    """The lane is full, or its tenant's quota, or a limit is reached, or the store is away: it comes again and again,
+    and harms nobody."""
     wire = RedisClient.open(RedisSettings(url=redis_url, lane_limit=1 if refusal is LaneFull else 9))
     quota = QuotaSettings(jobs=1 if refusal is QuotaExceeded else 9)
     entered = refusal is not Unavailable  # else nothing is accepted until the store was looked at
-    intake, message = await intake_of(wire, entered=entered, quota=quota), json.dumps(body("hello")).encode()
+    limits = Limits({"local": LimitSettings(requests_per_minute=1)} if refusal is LimitReached else {}, {})
+    intake = await intake_of(wire, entered=entered, quota=quota, limits=limits)
+    message = json.dumps(body("hello")).encode()
     first = await intake.accept(message, "first") if entered else ""
     for _ in range(2 * MAX_REDELIVERIES):
         with pytest.raises(refusal):
@@ -141,6 +144,14 @@ async def test_a_message_that_has_to_wait_is_rejected_by_no_number_of_tries(
         assert await intake.accept(message, "first", redelivered=True) == first, "it is accepted already"
     assert await wire.redis.keys("*redelivery*") == []
     await wire.close()
+
+
+async def test_a_message_that_exceeds_a_whole_limit_is_rejected(wire: RedisClient) -> None:
+    limits = Limits({"local": LimitSettings(tokens_per_day=3)}, {})
+    intake = await intake_of(wire, limits=limits)
+    with pytest.raises(Rejected, match="tokens_per_day"):
+        await intake.accept(json.dumps(body("hello") | {"max_tokens": 50}).encode(), "large")
+    assert await wire.redis.keys("*:job:*") == []
 
 
 async def test_a_connection_that_broke_is_closed_before_another_is_made(
