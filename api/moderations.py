@@ -159,8 +159,9 @@ def _found(services: Services, asked: Admitted, end: Terminal | None, rows: Sequ
         raise errors.no_verdict(judge.model)
     services.waits.completions.ended(judge.model)
     answer = at_once(answer_in_slices(services.facts(asked.job, asked.created_ms), end, rows))
-    said = VERDICT.fullmatch((answer["choices"][0]["message"]["content"] or "").strip())
-    if said is None:
+    choice = answer["choices"][0]
+    said = VERDICT.fullmatch((choice["message"]["content"] or "").strip())
+    if said is None or choice["finish_reason"] != "stop":
         raise errors.no_verdict(judge.model)
     codes = {f"S{number}": name for number, name in enumerate(judge.categories, 1)}
     named = {codes.get(each, each) for each in re.split(r"[\s,]+", said[2] or "")}

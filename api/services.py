@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 
 CARDS_INTERVAL_S = 2.0
 PLANS_INTERVAL_S = 1.0
+AUDIT_INTERVAL_S = 1.0
 CLOCK_TIMEOUT_S = 1.0
 RESTART_DELAY_S = 1.0
 """Delay before a background loop that raised is restarted."""
@@ -109,6 +110,8 @@ class Services:
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
         self.deliveries = Deliveries(store_client)
         self.api_keys, self.open_answers = ApiKeys(store_client), OpenAnswers()
+        self.usage_turn = asyncio.Lock()
+        """Held while usage is read: one report at a time leaves the store time for jobs."""
         self.audit_log = AuditLog(store_client)
         self.audit = Audit(self.audit_log)
         self.used_keys: dict[str, int] = {}
@@ -135,6 +138,7 @@ class Services:
             self.wait_sampler.keep_measuring,
             self._refresh_cards,
             self._refresh_plans,
+            self._store_audit,
             self._sweep,
             *([self.keyring.issuer.keep_reading] if self.keyring.issuer is not None else []),
         ):
@@ -147,8 +151,8 @@ class Services:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(Unavailable):  # costs only the last timings, and entries of which the log has lines
-            await self.audit.store()
             await self.deliveries.write()
+            await self.audit.store()
         await self.store_client.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -229,10 +233,13 @@ class Services:
             if self.used_keys:
                 used, self.used_keys = self.used_keys, {}
                 await self.api_keys.note_used(used)
-            await self.audit.store()
 
         expected = ExpectedErrors(Unavailable, log.debug, "model cards not refreshed: %s")
         await run_periodically(refresh, CARDS_INTERVAL_S, expected)
+
+    async def _store_audit(self) -> None:
+        expected = ExpectedErrors(Unavailable, log.debug, "entries of the audit log wait for the store: %s")
+        await run_periodically(self.audit.store, AUDIT_INTERVAL_S, expected)
 
     async def _refresh_plans(self) -> None:
         expected = ExpectedErrors(Unavailable, log.debug, "plans not refreshed: %s")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter, defaultdict
+from contextlib import aclosing
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -20,6 +21,8 @@ from streaming.ids import TENANT_NAME
 from streaming.jobs.usage import USAGE_KEPT_DAYS, Used
 
 DEFAULT_DAYS = 30
+MAX_ROWS = 5_000
+"""Of an answer: the process serves nobody else while it encodes one."""
 FREE = (0.0, 0.0)
 AMOUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "total_tokens")
 
@@ -46,8 +49,11 @@ async def _report(request: Request, tenant: str | None) -> Response:
     services = services_of(request)
     prices = {name: model.prices for name, model in services.models.items() if any(model.prices)}
     amounts = (*AMOUNTS, "cost") if prices else AMOUNTS
-    async for used in services.usage.read(days, tenant):
-        groups[tuple([getattr(used, name) for name in by])].update(_amounts(used, prices.get(used.model, FREE)))
+    async with services.usage_turn, aclosing(services.usage.read(days, tenant)) as counts:
+        async for used in counts:
+            groups[tuple([getattr(used, name) for name in by])].update(_amounts(used, prices.get(used.model, FREE)))
+            most = f"would give more than {MAX_ROWS:,} rows. Ask for fewer columns or days"
+            refuse_if(len(groups) > MAX_ROWS, "by", most)
     rows: list[dict[str, Any]] = [
         dict(zip(by, group, strict=True)) | {name: sums[name] for name in amounts}
         for group, sums in sorted(groups.items())

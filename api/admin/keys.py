@@ -111,8 +111,9 @@ async def create(request: Request) -> Response:
         created_ms=_now_ms(),
         created_by=caller.name or caller.tenant,
     )
-    key = _granted(caller, _changed(made, asked))
+    key = _changed(made, asked)
     audit.detail(request.scope, **_told(key))
+    _granted(caller, key)
     await services.api_keys.add(key)
     await services.read_keys()
     return as_json(_created(key, None) | {"key": secret}, 201)
@@ -223,6 +224,7 @@ def _now_ms() -> int:
 def _told(key: CreatedKey) -> dict[str, Any]:
     """What the audit log has of a key."""
     shown = fields_of(key, "tenant", "admin", "models", "endpoints", "label")
+    shown["expires_at"] = None if key.expires_ms is None else key.expires_ms // 1000
     return {**shown, "limits": _limits(key), "key": key.id, "highest_lane": key.priority.value}
 
 

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -31,6 +32,8 @@ UNKNOWN = "admin.unknown"
 REFUSED = (401, 403, 421)
 MAX_WAITING = 1_000
 """Entries of a kind that one process holds while the store is away; beyond them, the oldest have their line alone."""
+MAX_AT_ONCE = 100
+"""Entries of a kind that one call stores, in one round trip."""
 MAX_ENTRY_BYTES = 4096
 
 log = logging.getLogger(AUDIT)
@@ -78,11 +81,11 @@ class Audit:
         self._note(scope, "console.login", status, more)
 
     async def store(self) -> None:
-        """Store what waits, the oldest first. Raises Unavailable; the rest waits on."""
-        while first := {kind: waiting[0] for kind, waiting in self._waiting.items() if waiting}:
-            kind = min(first, key=first.__getitem__)  # each begins with its time
-            await self._entries.add(kind, first[kind])
-            if (waiting := self._waiting[kind]) and waiting[0] is first[kind]:  # else it had to make room
+        """Store the oldest that wait, so many that no flood keeps this going. Raises Unavailable; the rest waits on."""
+        found = [(kind, each) for kind, waiting in self._waiting.items() for each in islice(waiting, MAX_AT_ONCE)]
+        await self._entries.add(sorted(found, key=lambda pair: pair[1]))  # each begins with its time
+        for kind, each in found:
+            if (waiting := self._waiting[kind]) and waiting[0] is each:  # else it had to make room
                 waiting.popleft()
 
     def _note(self, scope: Scope, action: str, status: int, more: Mapping[str, Any], target: str = "") -> None:
@@ -107,4 +110,4 @@ class Audit:
         if len(data) > MAX_ENTRY_BYTES:
             data = msgspec.json.encode(fields | {"detail": {"left_out": f"{len(data)} bytes: see the log's line"}})
         # Whoever was not let in decides how many of these there are.
-        self._waiting["acts" if caller and outcome != "refused" else "refusals"].append(data)
+        self._waiting["acts" if caller and (caller.admin or outcome != "refused") else "refusals"].append(data)

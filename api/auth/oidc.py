@@ -44,12 +44,22 @@ OPTIONS: Options = {"require": ["exp", "iss", "aud", "sub"], "enforce_minimum_ke
 log = logging.getLogger(__name__)
 
 
-class _Found(msgspec.Struct):
-    """The issuer's configuration, or its keys."""
+class _Configuration(msgspec.Struct):
+    """What an issuer says of itself."""
 
-    issuer: str = ""
-    jwks_uri: str = ""
-    keys: list[dict[str, Any]] = []
+    issuer: str
+    jwks_uri: str
+
+
+class _Keys(msgspec.Struct):
+    """What it has at `jwks_uri`. An answer without keys, such as one of an error, changes nothing."""
+
+    keys: list[dict[str, Any]]
+
+
+PUBLIC = ("kty", "kid", "alg", "use", "crv", "x", "y", "n", "e")
+MAX_MEMBER = 1500
+"""Characters of a part of a key; of RSA's with 8,192 bits 1,366."""
 
 
 class Issuer:
@@ -107,6 +117,8 @@ class Issuer:
         tenant, words = claims.get(said.tenant_claim), claims.get(said.scope_claim, "")
         if not isinstance(tenant, str) or not TENANT_NAME.fullmatch(tenant):
             raise ValueError(f"its claim {said.tenant_claim!r} must be the name of a tenant")
+        if not claims["sub"].isprintable():
+            raise ValueError("its claim 'sub' must be text without control characters")
         named: dict[str, set[str]] = {}
         for word in words.split() if isinstance(words, str) else msgspec.convert(words, list[str]):
             if right := RIGHT.fullmatch(word):
@@ -125,17 +137,20 @@ class Issuer:
         """Read the keys every `refresh_s`, and when a token names an unknown one. Never ends."""
         expected = (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError, TimeoutError, ValueError)
         away = ExpectedErrors(expected, log.warning, "the keys of the issuer in [oidc] cannot be read: %s", once=True)
-        async with httpx2.AsyncClient() as client:  # one for all: making it reads certificates, and blocks
+        # One for all: making it reads certificates, and blocks. This machine is asked without a proxy.
+        async with httpx2.AsyncClient(mounts={"http://": httpx2.AsyncHTTPTransport()}) as client:
             while True:
                 self._wanted.clear()
-                with away:
-                    async with asyncio.timeout(TIMEOUT_S):
-                        self._keys = await self._fetch(client)
-                    self._checked.cache_clear()
-                    self._read_s = time.monotonic()
-                self._tried_s = time.monotonic()
-                self._news.set()
-                self._news = asyncio.Event()
+                try:
+                    with away:
+                        async with asyncio.timeout(TIMEOUT_S):
+                            self._keys = await self._fetch(client)
+                        self._checked.cache_clear()
+                        self._read_s = time.monotonic()
+                finally:
+                    self._tried_s = time.monotonic()
+                    self._news.set()
+                    self._news = asyncio.Event()
                 await asyncio.sleep(RETRY_S)
                 if not away.active:
                     await wait(self._wanted, self._settings.refresh_s)
@@ -144,19 +159,23 @@ class Issuer:
         """Read the keys of the algorithms that are taken."""
         said, url, known = self._settings, self._settings.jwks_url, {}
         if not url:
-            found = await _read(client, f"{said.issuer.rstrip('/')}/.well-known/openid-configuration")
+            own = f"{said.issuer.rstrip('/')}/.well-known/openid-configuration"
+            found = msgspec.json.decode(await _read(client, own), type=_Configuration)
             url = found.jwks_uri
             if found.issuer != said.issuer or not PRIVATE_URL.match(url):
                 raise ValueError(f"its configuration is of {found.issuer!r}, whose keys are at {url!r}")
-        for each in (await _read(client, url)).keys:
-            with suppress(jwt.PyJWTError, ValueError, TypeError, KeyError):  # it is for something else
-                key = jwt.PyJWK(each)
-                if key.algorithm_name in said.algorithms and each.get("use", "sig") == "sig":
-                    known[each["kid"]] = key
+        for each in msgspec.json.decode(await _read(client, url), type=_Keys).keys:
+            row = {name: each[name] for name in PUBLIC if name in each and len(str(each[name])) <= MAX_MEMBER}
+            if not row.get("kid") or row.get("use", "sig") != "sig" or "verify" not in each.get("key_ops", ["verify"]):
+                continue
+            with suppress(jwt.PyJWTError, ValueError, TypeError, KeyError, NotImplementedError):  # for something else
+                key = jwt.PyJWK(row)
+                if key.algorithm_name in said.algorithms:
+                    known[row["kid"]] = key
         return known
 
 
-async def _read(client: httpx2.AsyncClient, url: str) -> _Found:
+async def _read(client: httpx2.AsyncClient, url: str) -> bytes:
     """Read what is at an address, and nowhere else."""
     data = b""
     async with client.stream("GET", url) as answer:
@@ -165,7 +184,7 @@ async def _read(client: httpx2.AsyncClient, url: str) -> _Found:
             data += part
             if len(data) > MAX_ANSWER_BYTES:
                 raise ValueError(f"{url} has more than {MAX_ANSWER_BYTES} bytes")
-    return msgspec.json.decode(data, type=_Found)
+    return data
 
 
 def _sent(authorization: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ Refusals have a stream of their own: whoever floods the server with them pushes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from streaming.fleet.plans import entry
@@ -18,14 +19,16 @@ KEPT = {"acts": 10_000, "refusals": 2_000}
 class AuditLog(ClientUser):
     """The entries. Every method raises Unavailable."""
 
-    async def add(self, kind: str, data: bytes) -> None:
-        """Store an entry (JSON), once however often this is called."""
-        await self._client.call("note_audit", FLEET_SLOT, kind, KEPT[kind], data)
+    async def add(self, entries: Sequence[tuple[str, bytes]]) -> None:
+        """Store entries (JSON), each with its kind and once however often this is called."""
+        await self._client.calls([("note_audit", FLEET_SLOT, (kind, KEPT[kind], data)) for kind, data in entries])
 
     async def recent(self, count: int, after: str = "", since_ms: int = 0) -> list[dict[str, Any]]:
         """Read entries with their ids, newest first: those stored at this time (Redis time) or later, and before the
         one with the id `after`. An id is the number of its kind and its place there."""
         last, _, place = after.partition("-")
+        if place == "0-0":  # nothing is before it, and the server refuses to look
+            return []
         calls = []
         for number, kind in enumerate(KEPT):
             end = "+" if not after else f"({place}" if number <= int(last) else place

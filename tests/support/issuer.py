@@ -39,6 +39,8 @@ class LocalIssuer:
     claimed: str = ""
     """What its configuration says that it is."""
     keys_at: str = ""
+    broken: bool = False
+    """It answers with an object without keys."""
     read: int = 0
     """How often its keys were asked for."""
 
@@ -70,7 +72,8 @@ def issuing() -> Iterator[LocalIssuer]:
         def do_GET(self) -> None:  # noqa: N802 - the name http.server looks for
             if self.path == "/keys":
                 issuer.read += 1
-                self.send(issuer.status, issuer.key_set(), Location="/elsewhere")
+                found = {"error": "try again"} if issuer.broken else issuer.key_set()
+                self.send(issuer.status, found, Location="/elsewhere")
             else:
                 found = {"issuer": issuer.claimed or issuer.url, "jwks_uri": issuer.keys_at or f"{issuer.url}/keys"}
                 self.send(issuer.status, found)

@@ -50,7 +50,7 @@ def test_a_token_is_served_at_every_process(
             return said == {
                 ("key.create", "done", "oidc:bob", "team-0"),
                 ("key.create", "done", "oidc:bob", "team-1"),
-                ("key.create", "refused", "oidc:bob", None),
+                ("key.create", "refused", "oidc:bob", "web"),
             }
 
         eventually(noted)

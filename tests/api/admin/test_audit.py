@@ -8,7 +8,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from openapi_document import conforms
 from starlette.types import Scope
 
 from api.auth import audit
-from api.auth.audit import MAX_ENTRY_BYTES, MAX_WAITING, Audit
+from api.auth.audit import MAX_AT_ONCE, MAX_ENTRY_BYTES, MAX_WAITING, Audit
 from api.auth.keys import Caller
 from api.openai import errors
 from api.openapi import ANSWERS
@@ -137,28 +137,60 @@ async def test_the_list_is_read_by_pages_and_from_a_time_on(api: LocalApi) -> No
     assert await entries(api, after=page["last_id"]) == found[2:]
     assert await entries(api, since=found[0]["at"] + 3600) == []
     assert await entries(api, since=found[2]["at"] - 3600) == found
+    assert await entries(api, after="1-0-0") == []
     for wrong in ("after=1", "after=2-1-1", "limit=0", "since=x"):
         assert (await api.client.get(f"/admin/audit?{wrong}", headers=bearer(ROOT))).status_code == 400
     assert (await api.client.get("/admin/audit", headers=bearer(PLAIN))).status_code == 403
 
 
+async def test_a_flood_of_refusals_keeps_no_call_going(wire: RedisClient) -> None:
+    """Each call stores what it found, in one round trip; what came meanwhile is for the next one."""
+    found, trips = TABLE.find("GET", "/admin/keys"), list[int]()
+
+    class Flooded(AuditLog):
+        async def add(self, entries: Sequence[tuple[str, bytes]]) -> None:
+            trips.append(len(entries))
+            for _ in range(3 * len(entries) + 1):
+                noted.refused(scope_of(), found, errors.permission_denied())
+            await super().add(entries)
+
+    noted = Audit(Flooded(wire))
+    for calls in range(1, 5):
+        await noted.store()
+        assert len(trips) == calls
+    assert sum(trips) == await wire.redis.xlen(fleet_key("audit", "refusals")) > 10
+
+
+async def test_what_an_admin_was_refused_is_among_the_acts(api: LocalApi) -> None:
+    """With what was asked for, also how long a key was to live."""
+    short = {"tenant": "web", "admin": True, "expires_in_s": 600}
+    own = (await api.client.post("/admin/keys", json=short, headers=bearer(ROOT))).json()
+    longer = {"tenant": "web", "expires_in_s": 6_000}
+    answer = await api.client.post("/admin/keys", json=longer, headers=bearer(own["key"]))
+    assert answer.status_code == 403
+    refused, made = await stored(api, 2)
+    assert refused["outcome"] == "refused" and refused["detail"]["tenant"] == "web"
+    assert refused["detail"]["expires_at"] > made["detail"]["expires_at"] == own["expires_at"]
+    assert await api.services.store_client.redis.xlen(fleet_key("audit", "refusals")) == 0
+
+
 async def test_refusals_push_out_no_acts(wire: RedisClient) -> None:
     """However many there are; and both kinds are bounded."""
     log = AuditLog(wire)
-    await log.add("acts", b'{"action": "key.create"}')
+    await log.add([("acts", b'{"action": "key.create"}')])
     keys = {kind: fleet_key("audit", kind) for kind in KEPT}
     for kind, key in keys.items():
         await wire.redis.eval(
             "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'entry', '{}') end", 1, key, KEPT["refusals"] + 1000
         )
-        await log.add(kind, b'{"action": "last"}')
+        await log.add([(kind, b'{"action": "last"}')])
     assert await wire.redis.xlen(keys["refusals"]) <= KEPT["refusals"] + 500
     first = await wire.redis.xrange(keys["acts"], count=1)
     assert first[0][1][b"entry"] == b'{"action": "key.create"}'
     await wire.redis.eval(
         "for i = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'entry', '{}') end", 1, keys["acts"], KEPT["acts"]
     )
-    await log.add("acts", b'{"action": "after all"}')
+    await log.add([("acts", b'{"action": "after all"}')])
     assert await wire.redis.xlen(keys["acts"]) <= KEPT["acts"] + 500
 
 
@@ -167,9 +199,9 @@ class Store(AuditLog):
 
     away, came_through = True, False
 
-    async def add(self, kind: str, data: bytes) -> None:
+    async def add(self, entries: Sequence[tuple[str, bytes]]) -> None:
         if not self.away or self.came_through:
-            await super().add(kind, data)
+            await super().add(entries)
         if self.away:
             raise Unavailable("the test says so")
 
@@ -193,8 +225,8 @@ async def test_entries_wait_for_a_store_that_is_away(wire: RedisClient, *, came_
         with pytest.raises(Unavailable):
             await noted.store()
     store.away = False
-    await asyncio.gather(noted.store(), noted.store())
-    await noted.store()
+    for _ in range(MAX_WAITING // MAX_AT_ONCE + 1):
+        await asyncio.gather(noted.store(), noted.store())
     lengths = [await wire.redis.xlen(fleet_key("audit", kind)) for kind in ("acts", "refusals")]
     assert lengths == [1, MAX_WAITING]
 

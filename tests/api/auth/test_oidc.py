@@ -99,6 +99,54 @@ def unsigned(token: str, header: dict[str, Any], signature: str = "") -> str:
     return f"{head}.{token.split('.')[1]}.{signature}"
 
 
+# --- the issuer's key set --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"kty": "RSA", "alg": "none", "kid": "x"},
+        {"kty": "RSA", "n": "AQAB" * 1_000, "e": "AQAB", "d": "AQAB" * 1_000, "kid": "x"},
+        {"kty": "oct", "k": "AAAA", "kid": "x"},
+        {"kid": 7}, {}, {"kty": None, "kid": "x"},
+    ],
+)  # fmt: skip
+async def test_a_row_that_is_no_key_keeps_no_other_from_counting(issuer: LocalIssuer, row: dict[str, Any]) -> None:
+    issuer.listed = [row]
+    async with knowing(issuer.settings) as keyring:
+        assert await told(keyring, issuer.token()) == (200, "")
+
+
+async def test_only_public_keys_for_signatures_with_an_id_count(issuer: LocalIssuer, quick: None) -> None:
+    """A private part is not looked at; a key for something else, or without an id, opens nothing."""
+    numbers = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(private_key("RSA", 1)))  # type: ignore[arg-type]
+    public = {name: numbers[name] for name in ("kty", "n", "e")}
+    issuer.listed = [numbers | {"kid": "whole", "key_ops": ["sign", "verify"]}, public | {"kid": "", "alg": "RS256"}]
+    issuer.listed.append(public | {"kid": "other", "key_ops": ["encrypt"]})
+    issuer.private |= dict.fromkeys(("whole", "other"), private_key("RSA", 1))
+    tokens = {kid: issuer.token(kid) for kid in ("whole", "other")}
+    del issuer.private["whole"], issuer.private["other"]
+    async with knowing(issuer.settings) as keyring:
+        assert await told(keyring, tokens["whole"]) == (200, "")
+        assert (await told(keyring, tokens["other"]))[0] == 401
+        assert (await told(keyring, issuer.token("", key=private_key("RSA", 1))))[0] == 401
+
+
+async def test_an_answer_without_keys_changes_nothing(issuer: LocalIssuer, quick: None) -> None:
+    async with knowing(issuer.settings) as keyring:
+        assert await told(keyring, issuer.token()) == (200, "")
+        issuer.broken, before = True, issuer.read
+        assert (await told(keyring, issuer.token("new", key=private_key("RSA", 2))))[0] == 401
+        assert issuer.read > before and await told(keyring, issuer.token()) == (200, "")
+
+
+async def test_a_subject_that_no_log_could_show_is_refused(issuer: LocalIssuer) -> None:
+    async with knowing(issuer.settings) as keyring:
+        for subject in ("a\nb", "\x1b[2J", "\ud800"):
+            status, message = await told(keyring, issuer.token(sub=subject))
+            assert status == 401 and "sub" in message
+
+
 # --- what a token opens ----------------------------------------------------------------------------------------------
 
 
@@ -270,7 +318,8 @@ async def test_an_admin_with_a_token_makes_nothing_that_outlives_it(api: LocalAp
 
     await api.services.audit.store()
     found = (await api.client.get("/admin/audit", headers={"Authorization": "Bearer sk-root"})).json()["data"]
-    assert [each["who"] for each in found] == [None, *["oidc:ann"] * 4] and admin not in str(found)
+    names = sorted(str(each["who"]) for each in found)
+    assert names == ["None", *["oidc:ann"] * 4] and admin not in str(found)
 
 
 # --- the issuer's keys -----------------------------------------------------------------------------------------------
