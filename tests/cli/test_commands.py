@@ -117,6 +117,10 @@ def test_help_pages(told: Any) -> None:
         assert "Usage: penstock" in told("help", command).out
 
 
+def test_list_is_another_word_for_ls(told: Any) -> None:
+    assert told("keys list --help").out == told("keys ls --help").out != ""
+
+
 @pytest.mark.parametrize("command", [["--help"], ["ps"]])
 def test_commands_import_only_what_they_use(command: list[str]) -> None:
     """--help imports no settings, and ps neither HTTP nor Redis nor an event loop: that is what makes them fast."""
