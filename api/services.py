@@ -238,8 +238,12 @@ class Services:
         await run_periodically(refresh, CARDS_INTERVAL_S, expected)
 
     async def _store_audit(self) -> None:
+        async def store() -> None:
+            await self.audit.noted.wait()
+            await self.audit.store()
+
         expected = ExpectedErrors(Unavailable, log.debug, "entries of the audit log wait for the store: %s")
-        await run_periodically(self.audit.store, AUDIT_INTERVAL_S, expected)
+        await run_periodically(store, AUDIT_INTERVAL_S, expected)
 
     async def _refresh_plans(self) -> None:
         expected = ExpectedErrors(Unavailable, log.debug, "plans not refreshed: %s")

@@ -6,6 +6,7 @@ Its logger ignores `[telemetry] log_level`. Lines and entries hold names, ids an
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -61,6 +62,8 @@ class Audit:
     def __init__(self, entries: AuditLog) -> None:
         self._entries = entries
         self._waiting: dict[str, deque[bytes]] = {kind: deque(maxlen=MAX_WAITING) for kind in KEPT}
+        self.noted = asyncio.Event()
+        """Whether entries wait to be stored."""
 
     def acted(self, scope: Scope, found: RouteMatch) -> None:
         """Note an admin action, after it was answered."""
@@ -83,10 +86,15 @@ class Audit:
     async def store(self) -> None:
         """Store the oldest that wait, so many that no flood keeps this going. Raises Unavailable; the rest waits on."""
         found = [(kind, each) for kind, waiting in self._waiting.items() for each in islice(waiting, MAX_AT_ONCE)]
-        await self._entries.add(sorted(found, key=lambda pair: pair[1]))  # each begins with its time
-        for kind, each in found:
-            if (waiting := self._waiting[kind]) and waiting[0] is each:  # else it had to make room
-                waiting.popleft()
+        self.noted.clear()
+        try:
+            await self._entries.add(sorted(found, key=lambda pair: pair[1]))  # each begins with its time
+            for kind, each in found:
+                if (waiting := self._waiting[kind]) and waiting[0] is each:  # else it had to make room
+                    waiting.popleft()
+        finally:
+            if any(self._waiting.values()):
+                self.noted.set()
 
     def _note(self, scope: Scope, action: str, status: int, more: Mapping[str, Any], target: str = "") -> None:
         state, client = scope["state"], scope.get("client")
@@ -111,3 +119,4 @@ class Audit:
             data = msgspec.json.encode(fields | {"detail": {"left_out": f"{len(data)} bytes: see the log's line"}})
         # Whoever was not let in decides how many of these there are.
         self._waiting["acts" if caller and (caller.admin or outcome != "refused") else "refusals"].append(data)
+        self.noted.set()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
+import msgspec
 import pytest
 from redis.exceptions import ConnectionError as StoreAway
 
@@ -45,12 +46,14 @@ async def cluster(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("timers", ("ZADD", "timers", "1", "job_1")),
         ("lane", ("XADD", "lane:sim:batch", "*", "job", "job_1")),
         ("alone", ("SET", "alone:sim", "worker-1")),
+        ("open", ("ZADD", "open:key:second", "1", "job_1")),
+        ("limits", ("SET", "account:key:second", msgspec.msgpack.encode({"tokens_per_month": -5}))),
         ("", ("HSET", "owed", "sim:batch", "0")),
         ("", ("DEL", "nothing")),
     ],
 )
 async def test_what_is_left_in_the_store_is_found(
-    cluster: PenstockCluster, kind: str, command: tuple[str, ...]
+    cluster: PenstockCluster, kind: str, command: tuple[Any, ...]
 ) -> None:
     """Bytes reserved for ever would end admission in time. Nothing is left in an empty store, nor in a lane whose
     reservations were all given back, which is still named until the next sweep."""
@@ -58,7 +61,7 @@ async def test_what_is_left_in_the_store_is_found(
     redis: Any = cluster.wire.redis
     await redis.execute_command(word, f"{prefix(0)}{key}", *more)
     await cluster.quiet()
-    assert {event["what"] for event in of_kind(cluster.history.events, "quiet")} == {*GAUGES, *HELD}
+    assert {event["what"] for event in of_kind(cluster.history.events, "quiet")} == {*GAUGES, *HELD, "limits"}
     found = check(cluster.history.events, clusters=1)
     assert [(violation.kind, violation.who) for violation in found] == [("leak", kind)] * bool(kind)
 

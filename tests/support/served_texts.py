@@ -59,8 +59,8 @@ def closed_loop(fit: EngineFit, clients: int, lengths: Sequence[tuple[int, int]]
 
     for number in range(clients):
         ask(number * AFTER_S)
-    while coming or not engine.is_idle:
-        if engine.is_idle:
+    while coming or engine.texts:
+        if not engine.texts:
             now_s = max(now_s, coming[0][0])
         while coming and coming[0][0] <= now_s:
             engine.submit(heapq.heappop(coming)[2])

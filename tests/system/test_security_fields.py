@@ -116,6 +116,9 @@ UNBOUNDED = {
     "object text.format.schema",  # its bytes and its depth are checked (api/openai/fields.py)
     "string queue.on_disconnect",  # its pattern has no room for more
     "string input_file_id",  # looked up; what is no id of ours is a 404 or 400
+    "object limits",  # only the names of limits are taken
+    "integer limits.*",  # at most 10**15 (streaming/jobs/settings.py)
+    "number limits.*",  # the same
     "integer PoolOverride.want",  # compared with the pool's own bounds
 }
 """What may be of any size by the schema, and why that is no harm."""
