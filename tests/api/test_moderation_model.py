@@ -147,6 +147,15 @@ async def test_a_client_that_leaves_takes_its_texts_along(api: LocalApi, wire: R
     assert hand.claim.job.tenant == "red"
 
 
+@pytest.mark.parametrize("reason", ["length", "content_filter"])
+async def test_a_verdict_that_was_cut_off_is_none(api: LocalApi, wire: RedisClient, reason: str) -> None:
+    asking = asyncio.create_task(api.post("/v1/moderations", {"model": "sim", "input": "a"}, **RED))
+    hand = await claiming(wire)
+    await hand.write(["safe"])  # type: ignore[arg-type]
+    await hand.finish(reason=reason)
+    assert (await asking).json()["error"]["code"] == "no_verdict"
+
+
 async def test_a_failure_of_the_model_is_told(api: LocalApi, wire: RedisClient) -> None:
     asking = asyncio.create_task(api.post("/v1/moderations", {"model": "sim", "input": "a"}, **RED))
     hand = await claiming(wire)

@@ -56,11 +56,11 @@ class Hand:
         await self.lease.calls([append(self.lease, {SILENT: rows}, (self.claim.run_number, opening))])
         self.rows += rows
 
-    async def finish(self, state: JobState = JobState.COMPLETED) -> None:
+    async def finish(self, state: JobState = JobState.COMPLETED, reason: str = "stop") -> None:
         rows = (*self.history.rows, *self.rows)
         section = Section(len(self.history.rows) + 1, Run(self.lease.id, self.claim.run_number))
         sections = (*self.history.sections, section)
-        end = Terminal(self.claim.job.id, state, len(rows), ("stop",), sections=sections, rows=rows)
+        end = Terminal(self.claim.job.id, state, len(rows), (reason,), sections=sections, rows=rows)
         await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.run_number, False))])
 
 
