@@ -230,8 +230,10 @@ class Lines:
 
     @property
     def held_ms(self) -> int:
-        """For how long limits admit no line, if none is in the queue: another batch may have the turn; 0: go on."""
-        return max(0, int(1000 * (self._held_until - time.monotonic()))) if self.idle else 0
+        """For how long limits admit no line, or a second if that is not known; 0 while lines are in the queue, or
+        limits have refused none. Another batch may have the turn meanwhile."""
+        left_s = self._held_until - time.monotonic()
+        return int(1000 * max(1.0, left_s)) if self._held_until and self._waiting and self.idle else 0
 
     @property
     def idle(self) -> bool:

@@ -28,6 +28,7 @@ SETTINGS = (
         many="",
         bulk="limits = { requests_per_minute = 40 }",
         spent="limits = { tokens_per_day = 20 }",
+        busy="limits = { queued = 1 }",
         free="",
         lines="",
     )
@@ -44,7 +45,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     rows = SETTINGS + f'[keys.ops]\nsha256 = "{hashlib.sha256(ADMIN_TOKEN.encode()).hexdigest()}"\n'
     (folder / "penstock.toml").write_text(rows + 'tenant = "ops"\nadmin = true\n')
     with unstarted(folder) as house:
-        house.environ |= {"PENSTOCK_REDIS_PARTITIONS": "4"}
+        house.environ |= {"PENSTOCK_REDIS_PARTITIONS": "4", "PENSTOCK_SIM_STEP_MS": "20"}
         house.start_all("workers", "offline")
         yield house
 
@@ -165,13 +166,18 @@ def test_a_tenants_limits_hold_the_lines_of_its_batches_wherever_they_go(house: 
     assert done.request_counts is not None and done.request_counts.completed == 128
 
 
-def test_a_batch_that_waits_for_a_budget_holds_up_no_other_one(house: House) -> None:
-    """The only process at work on batches gives its turn away, which would last ten minutes."""
-    poor = client(house, "spent")
+@pytest.mark.parametrize(("key", "limit"), [("spent", "tokens_per_day"), ("busy", "queued")])
+def test_a_batch_that_waits_for_a_limit_holds_up_no_other_one(house: House, key: str, limit: str) -> None:
+    """The only process at work on batches gives its turn away, which would last ten minutes: until a budget begins
+    anew, and where nobody knows when another job of the key ends."""
+    poor = client(house, key)
+    if key == "busy":
+        asked = {"model": "sim", "messages": [{"role": "user", "content": "long"}], "max_tokens": 4000}
+        assert house.post("/v1/jobs", asked, {"Authorization": "Bearer busy"})[0] == 202
     held = begun(poor, [line(number, max_tokens=15) for number in range(5)])
-    eventually(lambda: "tokens_per_day" in (lane_reason(poor, held) or ""))
+    eventually(lambda: limit in (lane_reason(poor, held) or ""))
     assert ended(client(house, "free"), begun(client(house, "free"), [line(0)])).status == "completed"
-    assert "tokens_per_day" in (lane_reason(poor, held) or "")
+    assert limit in (lane_reason(poor, held) or "")
     poor.batches.cancel(held.id)
     assert ended(poor, held).status == "cancelled"
 
