@@ -128,9 +128,7 @@ def _run(run: ProgramRun) -> int:
         Ratio.none(f"false alarms but addresses, in {sum(sizes.values()):,} characters", wrong),
         Ratio.held("content.p99", "a request of 8,000 characters: added, p99, ms", whole.p99),
         Ratio(what="the same, p50", value=whole.p50),
-        Ratio.held(
-            "content.answer_p99", "an answer of 8,000 characters: added in all, p99, ms", streamed.p99
-        ),
+        Ratio.held("content.answer_p99", "an answer of 8,000 characters: added in all, p99, ms", streamed.p99),
         Ratio(what="the same, p50", value=streamed.p50),
         Ratio.held("content.token_p99", "each token of it: added, p99, ms", tokens.p99, digits=3),
         Ratio(what="the same, p50", value=tokens.p50, digits=3),
