@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from alone import Alone
 from house import LONG_LEASE, House, module_house, redis_process, unstarted
 from hypothesis import HealthCheck, settings
 from redis import Redis
@@ -47,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     would every process it starts: not here. Nor does a shell's variable forbid to keep what source files are compiled
     to: every process of the run would compile them anew."""
     config.pluginmanager.register(Watchdog(os.dup(2)))
+    config.pluginmanager.register(Alone())
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     steady = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
