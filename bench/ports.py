@@ -43,6 +43,7 @@ def _range() -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: past connections do not count
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from cli_instance import said_here
-from house import eventually
+from house import eventually, free_port
 from redis import Redis
 from terminals import OnTerminal
 
@@ -456,8 +456,7 @@ def test_a_start_shows_phases_with_seconds_and_can_be_interrupted(tmp_path: Path
 
 def test_redis_that_never_answers_ends_the_start(start: Callable[..., Up]) -> None:
     """Here one in the background. After a bounded wait, which it shows, with the fix, said once."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
+    port = free_port()
     up = start("--detach", "--redis-url", f"redis://127.0.0.1:{port}/0")
     eventually(lambda: f"waiting for Redis at 127.0.0.1:{port}, at most 10 s" in up.said())
     assert "starting: waiting for Redis" in said_here("ps", "--data-dir", str(up.data_dir))[2]

@@ -18,6 +18,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.ports import free_port
+
 ANSWER = [f" w{number}" for number in range(80)]
 FIRST_ID = 1000
 """Id of the answer's first token; ids below are those of prompts."""
@@ -135,7 +137,8 @@ class FakeUpstream:
         """Tokens of reasoning in front of the answer of a chat."""
         self.vector: list[float] = []
         """What it makes of each text; empty: it makes no vectors and no rankings."""
-        self.port = 0
+        self.port = free_port()
+        """No other process takes it while nobody listens there: an engine asks again where a server was."""
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
@@ -144,9 +147,7 @@ class FakeUpstream:
         return f"http://127.0.0.1:{self.port}/v1"
 
     async def start(self) -> None:
-        """Listen, on the same port as before if there was one."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Break every connection, and listen no more."""
