@@ -1,0 +1,318 @@
+"""Facts about one version of TensorRT-LLM, read from its Python source without importing it.
+
+The adapter decides by them, at its start and in `penstock doctor trtllm`, and not by version numbers: a build may have
+any mixture of changes. A file or name that is not there means: this version cannot do it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+PUBLIC = ("tensorrt_llm.llmapi", "tensorrt_llm", "tensorrt_llm.executor")
+"""Modules whose names are public, in the order in which they are asked for one."""
+LLM_ARGS, SAMPLING = "tensorrt_llm.llmapi.llm_args", "tensorrt_llm.sampling_params"
+SYMBOLS = {
+    "LLM": "tensorrt_llm.llmapi.llm",
+    "RequestOutput": "tensorrt_llm.llmapi.llm",
+    "SamplingParams": SAMPLING,
+    "GuidedDecodingParams": SAMPLING,
+    "TorchLlmArgs": LLM_ARGS,
+    "KvCacheConfig": LLM_ARGS,
+    "SchedulerConfig": LLM_ARGS,
+    "CapacitySchedulerPolicy": LLM_ARGS,
+    "WaitingQueuePolicy": LLM_ARGS,
+    "ContextChunkingPolicy": LLM_ARGS,
+    "LoraConfig": "tensorrt_llm.lora_helper",
+    "LoRARequest": "tensorrt_llm.executor.request",
+    "RequestError": "tensorrt_llm.executor.utils",
+}
+"""What the adapter uses, and the module in which it looks for a name that no public module has."""
+CALL = "LLM.generate_async"
+MAX_HOPS = 8
+"""Imports followed from a name to its definition."""
+SAMPLER, EXECUTOR = "tensorrt_llm._torch.pyexecutor.sampler", "tensorrt_llm._torch.pyexecutor.py_executor"
+PROXY = "tensorrt_llm.executor.proxy"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the source. `path` is relative to the folder of the package."""
+
+    path: str
+    line: int = 1
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the adapter decides by."""
+
+    version: str
+    """"": unknown."""
+    modules: Mapping[str, str]
+    """By name in SYMBOLS, the module from which to import it. A name that is not there cannot be imported."""
+    names: Mapping[str, frozenset[str]]
+    """By symbol: the fields of a class, the members of an enumeration, the keywords of "LLM.generate_async", and of
+    "LLM" its methods."""
+    penalties: bool
+    """The sampler applies presence, frequency and repetition penalties."""
+    prompt_ignore_length: bool
+    """Presence and frequency penalties can leave out the first tokens of the prompt."""
+    seed: bool
+    """Each request's seed is honoured, also in a batch."""
+    max_logprobs: int
+    """The most alternatives per token."""
+    answers_waiting_aborts: bool
+    """An abort of a request that has not begun gets a last response."""
+    bounded_shutdown: bool
+    """A dying executor does not hold the caller's thread for ever."""
+    error_budget: bool
+    """The engine survives a step that fails, so failures of several requests do not mean that it is dead."""
+
+    def has(self, name: str) -> bool:
+        """Whether e.g. "SamplingParams.min_tokens" exists."""
+        symbol, _, member = name.rpartition(".")
+        return member in self.names.get(symbol, ())
+
+    @property
+    def cache_salt(self) -> bool:
+        """Cached prompts of tenants can be kept apart."""
+        return self.has(f"{CALL}.cache_salt")
+
+    @property
+    def priority(self) -> bool:
+        """Requests that wait in the engine can be ordered."""
+        return self.has(f"{CALL}.priority") and self.has("WaitingQueuePolicy.PRIORITY")
+
+    @property
+    def structural_tag(self) -> bool:
+        """Guided decoding can begin at a tag, as calls of tools do."""
+        return self.has("GuidedDecodingParams.structural_tag")
+
+    @property
+    def logit_bias(self) -> bool:
+        return self.has("SamplingParams.embedding_bias")
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """Where a name is defined."""
+
+    module: str
+    node: ast.AST
+    place: Place
+
+
+class Source:
+    """The source of a package `tensorrt_llm`, parsed file by file. `root`: its folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._trees: dict[str, tuple[str, ast.Module] | None] = {}
+
+    def tree(self, module: str) -> ast.Module | None:
+        """None: there is no such file, or it cannot be parsed."""
+        return found[1] if (found := self._read(module)) else None
+
+    def place(self, module: str, node: ast.AST | None = None) -> Place | None:
+        found = self._read(module)
+        return Place(found[0], getattr(node, "lineno", 1)) if found else None
+
+    def _read(self, module: str) -> tuple[str, ast.Module] | None:
+        if module not in self._trees:
+            self._trees[module] = None
+            path = Path(*module.split(".")[1:])
+            for each in (path.with_name(f"{path.name}.py") if path.name else path, path / "__init__.py"):
+                if (self.root / each).is_file():
+                    try:
+                        self._trees[module] = str(each), ast.parse((self.root / each).read_bytes())
+                    except (SyntaxError, ValueError, OSError):
+                        continue
+                    break
+        return self._trees[module]
+
+    def find(self, module: str, name: str, hops: int = MAX_HOPS) -> Definition | None:
+        """The definition of `name` as `module` has it, through the imports that lead there. The last one counts."""
+        tree = self.tree(module)
+        for node in reversed([*statements(tree.body if tree else [])]):
+            if name in bound(node):
+                place = self.place(module, node)
+                return Definition(module, node, place) if place else None
+            if isinstance(node, ast.ImportFrom) and hops:
+                for alias in node.names:
+                    if name == (alias.asname or alias.name) or alias.name == "*":
+                        wanted = name if alias.name == "*" else alias.name
+                        if found := self.find(self._origin(module, node), wanted, hops - 1):
+                            return found
+        return None
+
+    def _origin(self, module: str, node: ast.ImportFrom) -> str:
+        """The module that a `from ... import` names."""
+        if not node.level:
+            return node.module or ""
+        found = self._read(module)
+        inside = 0 if found and found[0].endswith("__init__.py") else 1
+        parts = module.split(".")
+        base = parts[: len(parts) - node.level + 1 - inside]
+        return ".".join([*base, *([node.module] if node.module else [])])
+
+    def bases(self, found: Definition) -> Iterator[Definition]:
+        """A class and its base classes, as far as their source is there."""
+        yield found
+        for base in found.node.bases if isinstance(found.node, ast.ClassDef) else ():
+            if isinstance(base, ast.Name) and (parent := self.find(found.module, base.id)):
+                yield from self.bases(parent)
+
+    def member(self, found: Definition, name: str) -> Definition | None:
+        """A field or method of a class or of its bases."""
+        for each in self.bases(found):
+            for node in getattr(each.node, "body", ()):
+                if name in bound(node) and (place := self.place(each.module, node)):
+                    return Definition(each.module, node, place)
+        return None
+
+    def names(self, found: Definition) -> frozenset[str]:
+        """The fields, methods and members of a class with its bases; the keywords of a function."""
+        args = getattr(found.node, "args", None)
+        if isinstance(args, ast.arguments):
+            return frozenset(each.arg for each in [*args.args, *args.kwonlyargs]) - {"self"}
+        bodies = [getattr(each.node, "body", ()) for each in self.bases(found)]
+        return frozenset(name for body in bodies for node in body for name in bound(node))
+
+    def imports(self, module: str, last: str) -> Place | None:
+        """Where `module` imports from another one whose name ends with `last`."""
+        tree = self.tree(module)
+        for node in ast.walk(tree) if tree else ():
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == last:
+                return self.place(module, node)
+        return None
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module, those in the branches of `if` and `try` too."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try):
+            yield from statements([*node.body, *node.orelse])
+
+
+def bound(node: ast.AST) -> list[str]:
+    """The names that a statement defines, imports aside."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+# --- behaviour: each probe says what it found and where -------------------------------------------------------------
+
+Found: TypeAlias = tuple[bool, Place | None]
+
+
+def _penalties(source: Source) -> Found:
+    place = source.imports(f"{SAMPLER}.sampler", "penalties")
+    return place is not None and source.tree(f"{SAMPLER}.penalties") is not None, place
+
+
+def _prompt_ignore_length(source: Source) -> Found:
+    """Taken is not enough: the penalties must read it."""
+    module, name = f"{SAMPLER}.penalties", "prompt_ignore_length"
+    return _mentions(source, module, lambda node: isinstance(node, ast.Attribute) and node.attr == name)
+
+
+def _seed(source: Source) -> Found:
+    """A version that warns that its kernels honour only a batch's first seed does not count."""
+    place = source.imports(f"{SAMPLER}.sampler", "seed_manager")
+    partly, where = _mentions(source, f"{SAMPLER}.seed_manager", lambda node: (
+        isinstance(node, ast.Constant) and "seed_unsupported" in str(node.value)
+    ))  # fmt: skip
+    return place is not None and not partly, where or place
+
+
+def _answers_waiting_aborts(source: Source) -> Found:
+    method = _method(source, EXECUTOR, "PyExecutor", "_handle_canceled_requests")
+    answers = [call for call in _calls(method) if "response" in _called(call).lower()]
+    return bool(answers), method.place if method else None
+
+
+def _bounded_shutdown(source: Source) -> Found:
+    method = _method(source, PROXY, "GenerationExecutorProxy", "shutdown")
+    waits = [call for call in _calls(method) if _called(call) == "result" and not call.args and not call.keywords]
+    place = source.place(PROXY, waits[0]) if waits else method.place if method else None
+    return method is not None and not waits, place
+
+
+def _error_budget(source: Source) -> Found:
+    return _mentions(source, EXECUTOR, lambda node: isinstance(node, ast.Attribute) and "error_budget" in node.attr)
+
+
+def _mentions(source: Source, module: str, wanted: Callable[[ast.AST], bool]) -> Found:
+    tree = source.tree(module)
+    node = next((each for each in ast.walk(tree) if wanted(each)), None) if tree else None
+    return node is not None, source.place(module, node)
+
+
+def _method(source: Source, module: str, owner: str, name: str) -> Definition | None:
+    found = source.find(module, owner)
+    return source.member(found, name) if found else None
+
+
+def _calls(found: Definition | None) -> list[ast.Call]:
+    return [node for node in ast.walk(found.node) if isinstance(node, ast.Call)] if found else []
+
+
+def _called(call: ast.Call) -> str:
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
+BEHAVIOURS: Mapping[str, Callable[[Source], Found]] = {
+    "penalties": _penalties,
+    "prompt_ignore_length": _prompt_ignore_length,
+    "seed": _seed,
+    "answers_waiting_aborts": _answers_waiting_aborts,
+    "bounded_shutdown": _bounded_shutdown,
+    "error_budget": _error_budget,
+}
+"""Fields of Facts, each with its probe."""
+MIN_LOGPROBS = 20
+"""Of versions that do not say how many alternatives they give."""
+
+
+def definition(source: Source, symbol: str) -> tuple[str, Definition] | None:
+    """The module from which to import a symbol, a public one if one has it, and its definition."""
+    for module in (*PUBLIC, SYMBOLS[symbol]):
+        if found := source.find(module, symbol):
+            return module, found
+    return None
+
+
+def constant(source: Source, module: str, name: str) -> object:
+    """The value of a constant of a module; None if it has none."""
+    found = source.find(module, name)
+    value = getattr(found.node, "value", None) if found else None
+    return value.value if isinstance(value, ast.Constant) else None
+
+
+def read(root: Path) -> Facts:
+    """The facts of the package in the folder `root`, which is called tensorrt_llm or has its content."""
+    return facts(Source(root))
+
+
+def facts(source: Source) -> Facts:
+    found = {symbol: each for symbol in SYMBOLS if (each := definition(source, symbol))}
+    names = {symbol: source.names(each) for symbol, (_, each) in found.items()}
+    if "LLM" in found and (call := source.member(found["LLM"][1], "generate_async")):
+        names[CALL] = source.names(call)
+    most = (
+        constant(source, found["SamplingParams"][1].module, "MAX_TOP_LOGPROBS") if "SamplingParams" in found else None
+    )
+    return Facts(
+        version=str(constant(source, "tensorrt_llm.version", "__version__") or ""),
+        modules={symbol: module for symbol, (module, _) in found.items()},
+        names=names,
+        max_logprobs=most if isinstance(most, int) else MIN_LOGPROBS,
+        **{name: probe(source)[0] for name, probe in BEHAVIOURS.items()},
+    )
