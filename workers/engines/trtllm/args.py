@@ -152,23 +152,37 @@ def accepted(target: Any) -> frozenset[str] | None:
     return frozenset(parameter.name for parameter in parameters)
 
 
-def missing(plain: dict[str, Any], library: Library) -> list[str]:
-    """Names that this configuration needs and the installed version lacks, for example "SamplingParams.end_id"."""
+def needs(plain: dict[str, Any]) -> list[str]:
+    """Names of the package without which this configuration cannot be served, for example "SamplingParams.end_id"."""
     call = ["inputs", "sampling_params", "streaming", *(["lora_request"] if "lora_config" in plain else [])]
-    guided = ["json", "json_object"] if "guided_decoding_backend" in plain else []
-    needs = [
-        ("LLM.generate_async", getattr(library.llm, "generate_async", None), call),
-        ("TorchLlmArgs", library.llm_args, list(plain)),
-        ("SamplingParams", library.sampling, list(keywords(Sampling(), 1, [0], dict))),
-        ("GuidedDecodingParams", library.guided, guided),
-        ("KvCacheConfig", library.kv_cache, list(plain["kv_cache_config"])),
-        ("SchedulerConfig", library.scheduler, list(plain["scheduler_config"])),
-    ]
-    lacking = [f"LLM.{name}" for name in ("generate_async", "shutdown", "tokenizer") if not hasattr(library.llm, name)]
-    for label, target, names in needs:
-        known = accepted(target)
-        if known is not None:
-            lacking += [f"{label}.{name}" for name in names if name not in known]
+    members = {
+        "LLM": ["generate_async", "shutdown", "tokenizer"],
+        "LLM.generate_async": call,
+        "TorchLlmArgs": list(plain),
+        "SamplingParams": list(keywords(Sampling(), 1, [0], dict)),
+        "GuidedDecodingParams": ["json", "json_object"] if "guided_decoding_backend" in plain else [],
+        "KvCacheConfig": list(plain["kv_cache_config"]),
+        "SchedulerConfig": list(plain["scheduler_config"]),
+    }
+    return [f"{symbol}.{name}" for symbol, names in members.items() for name in names]
+
+
+def missing(plain: dict[str, Any], library: Library) -> list[str]:
+    """Names that this configuration needs and the installed version lacks."""
+    known = {
+        "LLM": frozenset(dir(library.llm)),
+        "LLM.generate_async": accepted(getattr(library.llm, "generate_async", None)),
+        "TorchLlmArgs": accepted(library.llm_args),
+        "SamplingParams": accepted(library.sampling),
+        "GuidedDecodingParams": accepted(library.guided),
+        "KvCacheConfig": accepted(library.kv_cache),
+        "SchedulerConfig": accepted(library.scheduler),
+    }
+    lacking = []
+    for name in needs(plain):
+        symbol, _, member = name.rpartition(".")
+        names = known[symbol]
+        lacking += [name] if names is not None and member not in names else []
     return lacking
 
 

@@ -7,7 +7,7 @@ any mixture of changes. A file or name that is not there means: this version can
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -76,6 +76,10 @@ class Facts:
         """Whether e.g. "SamplingParams.min_tokens" exists."""
         symbol, _, member = name.rpartition(".")
         return member in self.names.get(symbol, ())
+
+    def lacking(self, names: Iterable[str]) -> list[str]:
+        """Of such names, those that do not exist. A symbol whose source was not found may have any."""
+        return [name for name in names if name.rpartition(".")[0] in self.names and not self.has(name)]
 
     @property
     def cache_salt(self) -> bool:
