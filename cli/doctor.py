@@ -29,7 +29,7 @@ from cli.deployment import Deployment, check_plugins, is_free, load_deployment, 
 from cli.embedded import find_server
 from cli.instance import DataDir, Instance, remedy
 from cli.options import Where, command, completed, config_option
-from cli.output import Exit, ProgressLine, emit, fitted, print_json
+from cli.output import Exit, Problem, ProgressLine, emit, fitted, print_json, print_table
 from cli.processes import SILENT, rows_of
 from cli.registry import connected, place
 from penstock.config import Config, ConfigError
@@ -54,6 +54,8 @@ from telemetry.records.schema import RecordSettings, SampleRecord
 from workers.engines.llamacpp.weights import SMOLLM2
 from workers.engines.manifest import file_sha256
 from workers.engines.registry import is_plugin
+from workers.engines.trtllm import checks as trtllm
+from workers.engines.trtllm.settings import TrtllmSettings
 from workers.engines.upstream.continuation import summary as summary_of
 
 INDENT = len("warn  ")
@@ -142,18 +144,40 @@ MAX_LETTERS, MAX_NAMED = 50, 3
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
+SOURCE_HELP = "With an engine: check its source in this folder; it need not be installed."
+WHICH = "penstock doctor trtllm with --installed, or with --source and the folder of its source"
+
+
 @command("doctor")
+@click.argument("engine", required=False, type=click.Choice(["trtllm"]))
+@click.option("--source", type=click.Path(path_type=Path, file_okay=False, exists=True), help=SOURCE_HELP)
+@click.option("--installed", is_flag=True, help="With an engine: check its installed package.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the checks that passed, too.")
 @config_option
-def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> int:
+def doctor(
+    engine: str | None,
+    source: Path | None,
+    installed: bool,
+    verbose: bool,
+    config: Path | None,
+    where: Where,
+    as_json: bool,
+) -> int:
     """Check this machine; nothing is changed. Exit code 1 if something must be fixed.
+
+    `doctor trtllm` instead checks what a TensorRT-LLM can do for this engine and with your settings, without a GPU.
 
     \b
     Examples:
       penstock doctor
       penstock doctor --verbose
-      penstock doctor --json
+      penstock doctor trtllm --installed
+      penstock doctor trtllm --source ~/TensorRT-LLM
     """
+    if engine is not None or source is not None or installed:
+        if engine is None or (source is not None) == installed:
+            raise Problem("which TensorRT-LLM is meant?", next_step=WHICH, code="usage")
+        return check_trtllm(source, load_deployment(where.flags, os.environ, Path.cwd(), config), as_json=as_json)
     with ProgressLine(quiet=as_json or not sys.stderr.isatty()) as progress:
         found = []
         progress.phase("checking this machine")
@@ -172,6 +196,24 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
         if is_wrong and each.hint:
             lines.append(fitted(sys.stdout, " " * INDENT + each.hint, INDENT))
     emit("\n".join([*lines, summary(found)]) + "\n")
+    return Exit.DONE if ok else Exit.FAILED
+
+
+def check_trtllm(source: Path | None, deployment: Deployment, *, as_json: bool) -> int:
+    """Check the source in this folder, or the installed package, with the settings of each pool of this engine."""
+    pools = {f"{name}.{shape}".rstrip("."): pool for name, shape, pool in deployment.pools if pool.engine == "trtllm"}
+    settings = {name: deployment.config.section("trtllm", TrtllmSettings, pool.options) for name, pool in pools.items()}
+    if source is not None and (source / trtllm.PACKAGE).is_dir():  # a checkout
+        source /= trtllm.PACKAGE
+    lines = [*(trtllm.installed(settings) if source is None else trtllm.check(source, settings))]
+    ok = not any(line.state == "fails" and line.needed for line in lines)
+    if as_json:
+        print_json({"ok": ok, "checks": [line._asdict() for line in lines]})
+    else:
+        print_table(("State", "Name", "Where", "Reason"), [[cell or "-" for cell in line[1:5]] for line in lines])
+        count = Counter(line.state for line in lines)
+        needed = sum(line.state == "fails" and line.needed for line in lines)
+        emit(f"{count['holds']} hold, {count['fails']} fail ({needed} needed), {count['skipped']} skipped.\n")
     return Exit.DONE if ok else Exit.FAILED
 
 

@@ -18,6 +18,7 @@ LLM_ARGS, SAMPLING = "tensorrt_llm.llmapi.llm_args", "tensorrt_llm.sampling_para
 SYMBOLS = {
     "LLM": "tensorrt_llm.llmapi.llm",
     "RequestOutput": "tensorrt_llm.llmapi.llm",
+    "CompletionOutput": "tensorrt_llm.executor.result",
     "SamplingParams": SAMPLING,
     "GuidedDecodingParams": SAMPLING,
     "TorchLlmArgs": LLM_ARGS,
@@ -170,21 +171,26 @@ class Source:
             if isinstance(base, ast.Name) and (parent := self.find(found.module, base.id)):
                 yield from self.bases(parent)
 
-    def member(self, found: Definition, name: str) -> Definition | None:
-        """A field or method of a class or of its bases."""
+    def members(self, found: Definition) -> Iterator[tuple[str, Definition]]:
+        """The fields, methods and attributes of a class with its bases."""
         for each in self.bases(found):
-            for node in getattr(each.node, "body", ()):
-                if name in bound(node) and (place := self.place(each.module, node)):
-                    return Definition(each.module, node, place)
-        return None
+            own = [(name, node) for node in getattr(each.node, "body", ()) for name in bound(node)]
+            own += [(name, node) for node in ast.walk(each.node) for name in attributes(node)]
+            for name, node in own:
+                if place := self.place(each.module, node):
+                    yield name, Definition(each.module, node, place)
+
+    def member(self, found: Definition, name: str) -> Definition | None:
+        """A parameter of a function, or one of `members`; where it is."""
+        if isinstance(args := getattr(found.node, "args", None), ast.arguments):
+            return found if name in {each.arg for each in [*args.args, *args.kwonlyargs]} else None
+        return next((each for own, each in self.members(found) if own == name), None)
 
     def names(self, found: Definition) -> frozenset[str]:
-        """The fields, methods and members of a class with its bases; the keywords of a function."""
-        args = getattr(found.node, "args", None)
-        if isinstance(args, ast.arguments):
-            return frozenset(each.arg for each in [*args.args, *args.kwonlyargs]) - {"self"}
-        bodies = [getattr(each.node, "body", ()) for each in self.bases(found)]
-        return frozenset(name for body in bodies for node in body for name in bound(node))
+        """The members of a class with its bases; the parameters of a function."""
+        if isinstance(args := getattr(found.node, "args", None), ast.arguments):
+            return frozenset(each.arg for each in [*args.args, *args.kwonlyargs])
+        return frozenset(name for name, _ in self.members(found))
 
     def imports(self, module: str, last: str) -> Place | None:
         """Where `module` imports from another one whose name ends with `last`."""
@@ -207,8 +213,20 @@ def bound(node: ast.AST) -> list[str]:
     """The names that a statement defines, imports aside."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
+    return [target.id for target in targets(node) if isinstance(target, ast.Name)]
+
+
+def attributes(node: ast.AST) -> list[str]:
+    """The attributes of `self` that a statement sets."""
+    found = [target for target in targets(node) if isinstance(target, ast.Attribute)]
+    return [each.attr for each in found if isinstance(each.value, ast.Name) and each.value.id == "self"]
+
+
+def targets(node: ast.AST) -> list[ast.expr]:
+    """What an assignment sets; [] for any other statement."""
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AnnAssign) else []
 
 
 # --- behaviour: each probe says what it found and where -------------------------------------------------------------
@@ -272,15 +290,15 @@ def _called(call: ast.Call) -> str:
     return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
 
 
-BEHAVIOURS: Mapping[str, Callable[[Source], Found]] = {
-    "penalties": _penalties,
-    "prompt_ignore_length": _prompt_ignore_length,
-    "seed": _seed,
-    "answers_waiting_aborts": _answers_waiting_aborts,
-    "bounded_shutdown": _bounded_shutdown,
-    "error_budget": _error_budget,
+BEHAVIOURS: Mapping[str, tuple[str, Callable[[Source], Found]]] = {
+    "penalties": (SAMPLER, _penalties),
+    "prompt_ignore_length": (SAMPLER, _prompt_ignore_length),
+    "seed": (SAMPLER, _seed),
+    "answers_waiting_aborts": (EXECUTOR, _answers_waiting_aborts),
+    "bounded_shutdown": (PROXY, _bounded_shutdown),
+    "error_budget": (EXECUTOR, _error_budget),
 }
-"""Fields of Facts, each with its probe."""
+"""Fields of Facts, each with the module without which nothing can be said, and its probe."""
 MIN_LOGPROBS = 20
 """Of versions that do not say how many alternatives they give."""
 
@@ -300,23 +318,25 @@ def constant(source: Source, module: str, name: str) -> object:
     return value.value if isinstance(value, ast.Constant) else None
 
 
+def definitions(source: Source) -> dict[str, tuple[str, Definition]]:
+    """By symbol, the module from which to import it and its definition; also of the call that submits a request."""
+    found = {symbol: each for symbol in SYMBOLS if (each := definition(source, symbol))}
+    if "LLM" in found and (call := source.member(found["LLM"][1], CALL.partition(".")[2])):
+        found[CALL] = found["LLM"][0], call
+    return found
+
+
 def read(root: Path) -> Facts:
     """The facts of the package in the folder `root`, which is called tensorrt_llm or has its content."""
-    return facts(Source(root))
-
-
-def facts(source: Source) -> Facts:
-    found = {symbol: each for symbol in SYMBOLS if (each := definition(source, symbol))}
-    names = {symbol: source.names(each) for symbol, (_, each) in found.items()}
-    if "LLM" in found and (call := source.member(found["LLM"][1], "generate_async")):
-        names[CALL] = source.names(call)
-    most = (
-        constant(source, found["SamplingParams"][1].module, "MAX_TOP_LOGPROBS") if "SamplingParams" in found else None
-    )
+    source = Source(root)
+    found = definitions(source)
+    limit = None
+    if "SamplingParams" in found:
+        limit = constant(source, found["SamplingParams"][1].module, "MAX_TOP_LOGPROBS")
     return Facts(
         version=str(constant(source, "tensorrt_llm.version", "__version__") or ""),
-        modules={symbol: module for symbol, (module, _) in found.items()},
-        names=names,
-        max_logprobs=most if isinstance(most, int) else MIN_LOGPROBS,
-        **{name: probe(source)[0] for name, probe in BEHAVIOURS.items()},
+        modules={symbol: module for symbol, (module, _) in found.items() if symbol in SYMBOLS},
+        names={symbol: source.names(each) for symbol, (_, each) in found.items()},
+        max_logprobs=limit if isinstance(limit, int) else MIN_LOGPROBS,
+        **{name: probe(source)[0] for name, (_, probe) in BEHAVIOURS.items()},
     )

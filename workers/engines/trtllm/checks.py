@@ -1,0 +1,181 @@
+"""Checks whether a TensorRT-LLM has what the adapter needs, without a GPU: for `penstock doctor trtllm`.
+
+Three levels: the source is read (`facts`), the settings go through the package's own classes (`trial`, in a child
+process, with stubs for its native code), and an installed package is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from penstock.engine import Sampling
+from penstock.text import counted
+from workers.engines.trtllm import args, text
+from workers.engines.trtllm.facts import BEHAVIOURS, CALL, SYMBOLS, Definition, Place, Source, definitions
+from workers.engines.trtllm.settings import TrtllmSettings
+
+State: TypeAlias = Literal["holds", "fails", "skipped"]
+PACKAGE = "tensorrt_llm"
+TRIAL_TIMEOUT_S = 300.0
+CONTEXT = 4096
+"""For settings that leave the context to the checkpoint, which is not read here."""
+RESULTS = (
+    *("RequestOutput.outputs", "RequestOutput.error", "RequestOutput.abort", "CompletionOutput.token_ids"),
+    *("CompletionOutput.finish_reason", "CompletionOutput.logprobs"),
+)
+"""What the adapter reads of an answer."""
+OPTIONAL = {
+    "WaitingQueuePolicy.PRIORITY": "the engine does not order what waits in it",
+    f"{CALL}.priority": "the engine does not order what waits in it",
+    f"{CALL}.cache_salt": "no cached prompt is used again",
+    "SamplingParams.embedding_bias": "requests with logit_bias are refused",
+    "GuidedDecodingParams.structural_tag": "calls of functions cannot be forced by a tag",
+    "LLM.get_kv_cache_capacity": "the size of the KV cache stays unknown",
+    "LLM.get_stats": "no statistics per iteration",
+    "LLM._check_health": "health is judged by progress alone",
+    "RequestOutput.cached_tokens": "cached tokens are not counted",
+    "CompletionOutput.request_perf_metrics": "the timing does not separate prefill from waiting",
+}
+"""Names that the adapter can do without, and what is then different."""
+WITHOUT = {
+    "penalties": "requests with penalties are refused",
+    "prompt_ignore_length": "penalties count the prompt too",
+    "seed": "a seed is passed on, but does not fix the answer",
+    "answers_waiting_aborts": "the adapter ends an aborted request that has not begun",
+    "bounded_shutdown": "a thread of the worker ends it when the executor dies",
+    "error_budget": "failures of several requests at once mean a dead engine",
+}
+"""What is different without a behaviour."""
+
+
+NO_START = "an engine with these settings does not start"
+
+
+class Line(NamedTuple):
+    """The result of one check."""
+
+    level: Literal["source", "settings", "installed"]
+    state: State
+    name: str
+    where: str = ""
+    reason: str = ""
+    needed: bool = False
+    """Whether an engine cannot start, or serve these settings, if this fails."""
+
+
+Models: TypeAlias = Mapping[str, TrtllmSettings]
+
+
+def check(root: Path, models: Models) -> Iterator[Line]:
+    """Check the package in the folder `root`, by its source and with the settings of `models`, by name."""
+    source = Source(root)
+    found = {symbol: each for symbol, (_, each) in definitions(source).items()}
+    if not found:
+        yield Line("source", "fails", PACKAGE, str(root), "no Python source of this package is here", needed=True)
+        return
+    plains = {name: args.fields(settings, settings.max_seq_len or CONTEXT) for name, settings in models.items()}
+    own = [*plains.values()] or [args.fields(TrtllmSettings(), CONTEXT)]
+    yield from _needs(source, found, dict.fromkeys([*(name for plain in own for name in args.needs(plain)), *RESULTS]))
+    yield from (_member(source, found, name, reason) for name, reason in OPTIONAL.items())
+    yield from _behaviours(source)
+    yield from _trial(source, found, plains)
+
+
+Definitions: TypeAlias = Mapping[str, Definition]
+
+
+def _needs(source: Source, found: Definitions, names: Iterable[str]) -> Iterator[Line]:
+    """One line for all names of a symbol that exist, and one for each that does not."""
+    by_symbol: dict[str, list[str]] = {}
+    for name in names:
+        by_symbol.setdefault(name.rpartition(".")[0], []).append(name)
+    for symbol, wanted in by_symbol.items():
+        lines = [_member(source, found, name, NO_START, needed=True) for name in wanted]
+        if symbol not in found:
+            yield lines[0]._replace(name=symbol)
+            continue
+        if holding := [line for line in lines if line.state == "holds"]:
+            yield holding[0]._replace(
+                name=f"{symbol}, {counted(len(holding), 'name')}", where=_where(found[symbol].place)
+            )
+        yield from (line for line in lines if line.state == "fails")
+
+
+def _member(source: Source, found: Definitions, name: str, reason: str, *, needed: bool = False) -> Line:
+    """Whether a name exists. Nothing can be said where the source of its symbol is not there."""
+    symbol, _, last = name.rpartition(".")
+    module = SYMBOLS[symbol.partition(".")[0]]
+    if symbol not in found and source.place(module) is None:
+        return Line("source", "skipped", name, "", f"there is no source of {module}", needed)
+    member = source.member(found[symbol], last) if symbol in found else None
+    if member is not None:
+        return Line("source", "holds", name, _where(member.place), "", needed)
+    return Line("source", "fails", name, _where(found[symbol].place if symbol in found else None), reason, needed)
+
+
+def _behaviours(source: Source) -> Iterator[Line]:
+    for name, (module, probe) in BEHAVIOURS.items():
+        holds, place = probe(source)
+        if source.place(module) is None:
+            yield Line("source", "skipped", name, "", f"there is no source of {module}")
+        else:
+            place = place or source.place(module)
+            yield Line("source", "holds" if holds else "fails", name, _where(place), "" if holds else WITHOUT[name])
+
+
+def _where(place: Place | None) -> str:
+    return f"{place.path}:{place.line}" if place else ""
+
+
+def _trial(source: Source, found: Definitions, plains: Mapping[str, dict[str, Any]]) -> Iterator[Line]:
+    """Put the settings and one request into the package's own classes."""
+    sampling = text.keywords(Sampling(temperature=0.5, top_p=0.9, seed=1, logprobs=1), 1, [0, 1], dict)
+    known = source.names(found["SamplingParams"]) if "SamplingParams" in found else frozenset()
+    asked = {
+        "root": str(source.root.absolute()),
+        "modules": {symbol: each.module for symbol, each in found.items()},
+        "settings": plains,
+        "sampling": {name: value for name, value in sampling.items() if name in known},
+    }
+    command = [sys.executable, "-m", "workers.engines.trtllm.trial"]
+    try:
+        child = subprocess.run(
+            command, input=json.dumps(asked), capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=True
+        )
+        told = json.loads(child.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
+        said = str(getattr(error, "stderr", "") or error).strip()
+        yield Line("settings", "skipped", "trial", "", f"it ended early: {said.splitlines()[-1]}")
+        return
+    for symbol, state, name, reason in told:
+        yield Line("settings", state, name, _where(found[symbol].place), reason, needed=True)
+
+
+def installed(models: Models) -> Iterator[Line]:
+    """Check the installed package, which a child process also imports as a worker would."""
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        yield Line("installed", "fails", PACKAGE, "", "it is not installed in this environment", needed=True)
+        return
+    root = Path(spec.submodule_search_locations[0])
+    try:
+        name = f"{PACKAGE} {version(PACKAGE)}"
+    except PackageNotFoundError:
+        name = PACKAGE
+    trial = subprocess.run(
+        [sys.executable, "-c", f"import {PACKAGE}"],
+        capture_output=True,
+        text=True,
+        timeout=TRIAL_TIMEOUT_S,
+        check=False,
+    )
+    problem = (trial.stderr.strip() or f"exit {trial.returncode}").splitlines()[-1] if trial.returncode else ""
+    yield Line("installed", "fails" if problem else "holds", name, str(root), problem, needed=True)
+    yield from check(root, models)
