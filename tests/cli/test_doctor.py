@@ -13,6 +13,7 @@ import pytest
 from cli_instance import a_state, running_at
 from msgspec.structs import replace
 from redis import Redis
+from trtllm_package import write
 
 from cli import deployment as engines
 from cli import doctor as checks
@@ -253,3 +254,25 @@ def test_a_flag_at_fault_is_named(folder: Path, told: Any) -> None:
     """Where no model is configured, the setting is that of `up`."""
     errors = told("up --port 0 --engine no_such:Echo", code=2).err
     assert "error: up.engine: no_such:Echo cannot be imported" in errors and "cause: set by the flag --engine" in errors
+
+
+# --- one engine's package --------------------------------------------------------------------------------------------
+
+
+def test_doctor_checks_a_tensorrt_llm(tmp_path: Path, told: Any) -> None:
+    """A checkout or its package, with the settings of this folder; it fails only for what they need."""
+    write(tmp_path / "checkout", "1.4.0rc1")
+    Path("penstock.toml").write_text('[models.toy]\nengine = "trtllm"\noptions = { model = "/m", max_seq_len = 64 }\n')
+    out = told(f"doctor trtllm --source {tmp_path / 'checkout'}").out
+    assert out.startswith("State") and "0 needed" in out.splitlines()[-1]
+    with Path("penstock.toml").open("a") as file:
+        file.write('[models.two]\nengine = "trtllm"\noptions = { model = "/m", extra = { sampler_type = "auto" } }\n')
+    report = json.loads(told(f"doctor trtllm --json --source {tmp_path / 'checkout/tensorrt_llm'}", code=1).out)
+    (missing,) = [line for line in report["checks"] if line["state"] == "fails" and line["needed"]]
+    assert (report["ok"], missing["name"]) == (False, "TorchLlmArgs.sampler_type")
+    assert missing["where"].startswith("llmapi/llm_args.py:")
+
+
+@pytest.mark.parametrize("flags", ["trtllm", "--installed", "trtllm --installed --source ."])
+def test_which_package_is_meant_must_be_said(flags: str, told: Any) -> None:
+    told(f"doctor {flags}", code=2)

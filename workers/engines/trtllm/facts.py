@@ -24,10 +24,7 @@ SYMBOLS = {
     "TorchLlmArgs": LLM_ARGS,
     "KvCacheConfig": LLM_ARGS,
     "SchedulerConfig": LLM_ARGS,
-    "CapacitySchedulerPolicy": LLM_ARGS,
     "WaitingQueuePolicy": LLM_ARGS,
-    "ContextChunkingPolicy": LLM_ARGS,
-    "LoraConfig": "tensorrt_llm.lora_helper",
     "LoRARequest": "tensorrt_llm.executor.request",
     "RequestError": "tensorrt_llm.executor.utils",
 }

@@ -1,0 +1,164 @@
+"""What is read from a version's source, and what `doctor trtllm` checks with it, on packages made of verdicts."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from trtllm_package import FACTS, VERSIONS, importable, signature, write
+
+from workers.engines.trtllm import facts
+from workers.engines.trtllm.checks import Line, check, installed
+from workers.engines.trtllm.settings import TrtllmSettings
+
+OLDEST, OLDER, NEWER = VERSIONS
+SAMPLER, EXECUTOR = "_torch/pyexecutor/sampler", "_torch/pyexecutor/py_executor.py"
+MODEL = TrtllmSettings(model="/checkpoint", max_seq_len=4096)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_version_reads_as_its_verdict(version: str, tmp_path: Path) -> None:
+    """All names and behaviours, each public name from a public module."""
+    found = facts.read(write(tmp_path, version))
+    verdict = VERSIONS[version]
+    assert (found.version, found.max_logprobs) == (version, verdict["max_logprobs"])
+    behaviours = {name: bool(value) for name, value in verdict["behaviours"].items()}
+    assert {name: getattr(found, name) for name in facts.BEHAVIOURS} == behaviours
+    for symbol in FACTS["signatures"]:
+        if symbol != "LLM.__init__":
+            assert found.names[symbol] >= set(signature(version, symbol)), symbol
+    assert found.modules["SamplingParams"] == found.modules["LLM"] == "tensorrt_llm.llmapi"
+    assert found.modules["WaitingQueuePolicy"] == "tensorrt_llm.llmapi.llm_args"
+    lacks = [f"{symbol}.{name}" for symbol, names in verdict["lacks"].items() for name in names]
+    assert found.lacking([*lacks, "SamplingParams.end_id", "Unknown.name"]) == lacks
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_package_has_the_names_of_its_version_alone(version: str, tmp_path: Path) -> None:
+    """What tests of the adapter pass against fails where a version lacks a name."""
+    with importable(tmp_path, version) as root:
+        found = facts.read(root)
+        for symbol in ("SamplingParams", "GuidedDecodingParams", "KvCacheConfig", "SchedulerConfig", "LoRARequest"):
+            kind = getattr(importlib.import_module(found.modules[symbol]), symbol)
+            kind(**dict.fromkeys(signature(version, symbol)))
+            with pytest.raises(TypeError, match="unknown_name"):
+                kind(unknown_name=1)
+
+
+@pytest.mark.parametrize(("fact", "file", "old", "new"), [
+    ("penalties", f"{SAMPLER}/sampler.py", "from .penalties import PenaltyHandler", ""),
+    ("prompt_ignore_length", f"{SAMPLER}/penalties.py", "config.prompt_ignore_length", "0"),
+    ("error_budget", EXECUTOR, "_error_budget", "active_requests"),
+])  # fmt: skip
+def test_a_behaviour_is_gone_with_its_code(fact: str, file: str, old: str, new: str, tmp_path: Path) -> None:
+    """A file that nothing imports, or a parameter that nothing reads, does nothing."""
+    path = write(tmp_path, NEWER) / file
+    assert getattr(facts.read(tmp_path / "tensorrt_llm"), fact)
+    path.write_text(path.read_text().replace(old, new))
+    assert not getattr(facts.read(tmp_path / "tensorrt_llm"), fact)
+
+
+@pytest.mark.parametrize(("fact", "file", "old", "new"), [
+    ("seed", f"{SAMPLER}/seed_manager.py", "seed_unsupported", "seed_taken"),
+    ("answers_waiting_aborts", EXECUTOR, "self.waiting_queue.remove", "self._enqueue_responses"),
+    ("bounded_shutdown", "executor/proxy.py", "result()", "result(timeout=5)"),
+])  # fmt: skip
+def test_a_behaviour_comes_with_its_code(fact: str, file: str, old: str, new: str, tmp_path: Path) -> None:
+    """A change upstream is seen without a change here."""
+    path = write(tmp_path, NEWER) / file
+    assert not getattr(facts.read(tmp_path / "tensorrt_llm"), fact)
+    path.write_text(path.read_text().replace(old, new))
+    assert getattr(facts.read(tmp_path / "tensorrt_llm"), fact)
+
+
+# --- the checks ------------------------------------------------------------------------------------------------------
+
+
+def of(lines: list[Line], name: str) -> Line:
+    return next(line for line in lines if line.name.partition(",")[0] == name)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_version_has_all_that_the_settings_need(version: str, tmp_path: Path) -> None:
+    """No needed name fails, and each line that holds or fails says where."""
+    lines = [*check(write(tmp_path, version), {"toy": MODEL})]
+    assert [line for line in lines if line.state == "fails" and line.needed] == []
+    assert of(lines, "LLM").where.startswith("llmapi/llm.py:")
+    assert all(Path(tmp_path, "tensorrt_llm", line.where.partition(":")[0]).exists() for line in lines if line.where)
+    salt = of(lines, "LLM.generate_async.cache_salt")
+    assert (salt.state, bool(salt.reason)) == (("fails", True) if version == OLDEST else ("holds", False))
+
+
+def test_a_setting_that_a_version_lacks_fails(tmp_path: Path) -> None:
+    """With the name and the place of its class."""
+    settings = TrtllmSettings(model="/m", max_seq_len=64, extra={"sampler_type": "auto"}, kv_cache={"dtype": "fp8"})
+    older = of([*check(write(tmp_path / "a", OLDER), {"toy": settings})], "TorchLlmArgs")
+    assert older.state == "holds"
+    newer = [*check(write(tmp_path / "b", NEWER), {"toy": settings})]
+    lacking = of(newer, "TorchLlmArgs.sampler_type")
+    assert (lacking.state, lacking.needed, lacking.where.partition(":")[0]) == ("fails", True, "llmapi/llm_args.py")
+
+
+def test_what_has_no_source_here_is_skipped(tmp_path: Path) -> None:
+    """It may hold: the reason names the module. A folder with another content fails."""
+    root = write(tmp_path, NEWER)
+    (root / EXECUTOR).unlink()
+    (root / "llmapi/llm_args.py").unlink()
+    lines = [*check(root, {})]
+    for name, module in (("error_budget", "py_executor"), ("SchedulerConfig", "llm_args")):
+        assert of(lines, name).state == "skipped" and of(lines, name).reason.endswith(module)
+    (line,) = check(tmp_path, {})
+    assert (line.state, line.needed) == ("fails", True)
+
+
+MODELS = """
+from typing import Literal, Optional
+from pydantic import BaseModel, ConfigDict, Field
+from ..bindings.executor import SchedulerConfig as _SchedulerConfig
+class KvCacheConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    free_gpu_memory_fraction: Optional[float] = Field(default=0.9, ge=0, le=1)
+    enable_block_reuse: bool = True
+class SchedulerConfig(BaseModel):
+    capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT"] = "GUARANTEED_NO_EVICT"
+class TorchLlmArgs(BaseModel):
+    native: object = _SchedulerConfig.of(1)
+    kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
+    scheduler_config: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    max_seq_len: Optional[int] = None
+"""
+
+
+def test_settings_go_through_the_packages_own_classes(tmp_path: Path) -> None:
+    """Without its native code, and one by one: a value that a class refuses is named with its reason."""
+    root = write(tmp_path, NEWER)
+    (root / "llmapi/llm_args.py").write_text(MODELS)
+    bad = TrtllmSettings(model="/m", max_seq_len=64, kv_cache={"free_gpu_memory_fraction": 3.0, "typo": 1})
+    lines = [line for line in check(root, {"good": MODEL, "bad": bad}) if line.level == "settings"]
+    assert of(lines, "good: kv_cache_config").state == of(lines, "good: max_seq_len").state == "holds"
+    refused = of(lines, "bad: kv_cache_config")
+    assert (refused.state, refused.needed) == ("fails", True)
+    assert "free_gpu_memory_fraction" in refused.reason and "typo" in refused.reason
+    assert of(lines, "SamplingParams of a request").state == "holds"
+
+
+def test_classes_that_cannot_be_imported_here_are_skipped(tmp_path: Path) -> None:
+    """The reason names the package that is missing."""
+    root = write(tmp_path, NEWER)
+    (root / "llmapi/llm_args.py").write_text("import no_such_package\n" + MODELS)
+    lines = [line for line in check(root, {"good": MODEL}) if line.level == "settings"]
+    assert of(lines, "TorchLlmArgs").state == "skipped" and "no_such_package" in of(lines, "TorchLlmArgs").reason
+    assert of(lines, "SamplingParams of a request").state == "holds"
+
+
+def test_an_installed_package_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a child process; what its import raises is the reason. Without one, that is said."""
+    (missing,) = installed({})
+    assert (missing.state, missing.needed) == ("fails", True)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with importable(tmp_path, NEWER) as root:
+        assert next(installed({})).state == "holds"
+        (root / "version.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')\n")
+        first = next(installed({}))
+    assert first.state == "fails" and "libcuda.so.1" in first.reason
