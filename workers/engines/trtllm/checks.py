@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from penstock.engine import Sampling
 from penstock.text import counted
 from workers.engines.trtllm import args, text
-from workers.engines.trtllm.facts import BEHAVIOURS, CALL, SYMBOLS, Definition, Place, Source, definitions
+from workers.engines.trtllm.facts import BEHAVIOURS, CALL, SYMBOLS, Definition, Source, definitions
 from workers.engines.trtllm.settings import TrtllmSettings
 
 State: TypeAlias = Literal["holds", "fails", "skipped"]
@@ -102,9 +102,7 @@ def _needs(source: Source, found: Definitions, names: Iterable[str]) -> Iterator
             yield lines[0]._replace(name=symbol)
             continue
         if holding := [line for line in lines if line.state == "holds"]:
-            yield holding[0]._replace(
-                name=f"{symbol}, {counted(len(holding), 'name')}", where=_where(found[symbol].place)
-            )
+            yield holding[0]._replace(name=f"{symbol}, {counted(len(holding), 'name')}", where=found[symbol].place)
         yield from (line for line in lines if line.state == "fails")
 
 
@@ -112,26 +110,22 @@ def _member(source: Source, found: Definitions, name: str, reason: str, *, neede
     """Whether a name exists. Nothing can be said where the source of its symbol is not there."""
     symbol, _, last = name.rpartition(".")
     module = SYMBOLS[symbol.partition(".")[0]]
-    if symbol not in found and source.place(module) is None:
+    if symbol not in found and not source.place(module):
         return Line("source", "skipped", name, "", f"there is no source of {module}", needed)
     member = source.member(found[symbol], last) if symbol in found else None
     if member is not None:
-        return Line("source", "holds", name, _where(member.place), "", needed)
-    return Line("source", "fails", name, _where(found[symbol].place if symbol in found else None), reason, needed)
+        return Line("source", "holds", name, member.place, "", needed)
+    return Line("source", "fails", name, found[symbol].place if symbol in found else "", reason, needed)
 
 
 def _behaviours(source: Source) -> Iterator[Line]:
     for name, (module, probe) in BEHAVIOURS.items():
         holds, place = probe(source)
-        if source.place(module) is None:
+        if not source.place(module):
             yield Line("source", "skipped", name, "", f"there is no source of {module}")
         else:
             place = place or source.place(module)
-            yield Line("source", "holds" if holds else "fails", name, _where(place), "" if holds else WITHOUT[name])
-
-
-def _where(place: Place | None) -> str:
-    return f"{place.path}:{place.line}" if place else ""
+            yield Line("source", "holds" if holds else "fails", name, place, "" if holds else WITHOUT[name])
 
 
 def _trial(source: Source, found: Definitions, plains: Mapping[str, dict[str, Any]]) -> Iterator[Line]:
@@ -155,7 +149,7 @@ def _trial(source: Source, found: Definitions, plains: Mapping[str, dict[str, An
         yield Line("settings", "skipped", "trial", "", f"it ended early: {said.splitlines()[-1]}")
         return
     for symbol, state, name, reason in told:
-        yield Line("settings", state, name, _where(found[symbol].place), reason, needed=True)
+        yield Line("settings", state, name, found[symbol].place, reason, needed=True)
 
 
 def installed(models: Models) -> Iterator[Line]:

@@ -36,14 +36,6 @@ SAMPLER, EXECUTOR = "tensorrt_llm._torch.pyexecutor.sampler", "tensorrt_llm._tor
 PROXY = "tensorrt_llm.executor.proxy"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A line of the source. `path` is relative to the folder of the package."""
-
-    path: str
-    line: int = 1
-
-
 @dataclass(frozen=True)
 class Facts:
     """What the adapter decides by."""
@@ -105,7 +97,8 @@ class Definition:
 
     module: str
     node: ast.AST
-    place: Place
+    place: str
+    """Path and line in the folder of the package."""
 
 
 class Source:
@@ -119,9 +112,10 @@ class Source:
         """None: there is no such file, or it cannot be parsed."""
         return found[1] if (found := self._read(module)) else None
 
-    def place(self, module: str, node: ast.AST | None = None) -> Place | None:
+    def place(self, module: str, node: ast.AST | None = None) -> str:
+        """Path and line of a module or of a part of it; "": there is none."""
         found = self._read(module)
-        return Place(found[0], getattr(node, "lineno", 1)) if found else None
+        return f"{found[0]}:{getattr(node, 'lineno', 1)}" if found else ""
 
     def _read(self, module: str) -> tuple[str, ast.Module] | None:
         if module not in self._trees:
@@ -141,8 +135,7 @@ class Source:
         tree = self.tree(module)
         for node in reversed([*statements(tree.body if tree else [])]):
             if name in bound(node):
-                place = self.place(module, node)
-                return Definition(module, node, place) if place else None
+                return Definition(module, node, self.place(module, node))
             if isinstance(node, ast.ImportFrom) and hops:
                 for alias in node.names:
                     if name == (alias.asname or alias.name) or alias.name == "*":
@@ -165,37 +158,34 @@ class Source:
         """A class and its base classes, as far as their source is there."""
         yield found
         for base in found.node.bases if isinstance(found.node, ast.ClassDef) else ():
-            if isinstance(base, ast.Name) and (parent := self.find(found.module, base.id)):
+            parent = self.find(found.module, base.id) if isinstance(base, ast.Name) else None
+            if parent is not None and parent.place != found.place:
                 yield from self.bases(parent)
 
     def members(self, found: Definition) -> Iterator[tuple[str, Definition]]:
-        """The fields, methods and attributes of a class with its bases."""
+        """The fields, methods and attributes of a class with its bases; the parameters of a function."""
+        if isinstance(args := getattr(found.node, "args", None), ast.arguments):
+            yield from ((each.arg, found) for each in [*args.args, *args.kwonlyargs])
+            return
         for each in self.bases(found):
             own = [(name, node) for node in getattr(each.node, "body", ()) for name in bound(node)]
             own += [(name, node) for node in ast.walk(each.node) for name in attributes(node)]
             for name, node in own:
-                if place := self.place(each.module, node):
-                    yield name, Definition(each.module, node, place)
+                yield name, Definition(each.module, node, self.place(each.module, node))
 
     def member(self, found: Definition, name: str) -> Definition | None:
-        """A parameter of a function, or one of `members`; where it is."""
-        if isinstance(args := getattr(found.node, "args", None), ast.arguments):
-            return found if name in {each.arg for each in [*args.args, *args.kwonlyargs]} else None
         return next((each for own, each in self.members(found) if own == name), None)
 
     def names(self, found: Definition) -> frozenset[str]:
-        """The members of a class with its bases; the parameters of a function."""
-        if isinstance(args := getattr(found.node, "args", None), ast.arguments):
-            return frozenset(each.arg for each in [*args.args, *args.kwonlyargs])
         return frozenset(name for name, _ in self.members(found))
 
-    def imports(self, module: str, last: str) -> Place | None:
+    def imports(self, module: str, last: str) -> str:
         """Where `module` imports from another one whose name ends with `last`."""
         tree = self.tree(module)
         for node in ast.walk(tree) if tree else ():
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] == last:
                 return self.place(module, node)
-        return None
+        return ""
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -228,12 +218,12 @@ def targets(node: ast.AST) -> list[ast.expr]:
 
 # --- behaviour: each probe says what it found and where -------------------------------------------------------------
 
-Found: TypeAlias = tuple[bool, Place | None]
+Found: TypeAlias = tuple[bool, str]
 
 
 def _penalties(source: Source) -> Found:
     place = source.imports(f"{SAMPLER}.sampler", "penalties")
-    return place is not None and source.tree(f"{SAMPLER}.penalties") is not None, place
+    return bool(place) and source.tree(f"{SAMPLER}.penalties") is not None, place
 
 
 def _prompt_ignore_length(source: Source) -> Found:
@@ -248,19 +238,19 @@ def _seed(source: Source) -> Found:
     partly, where = _mentions(source, f"{SAMPLER}.seed_manager", lambda node: (
         isinstance(node, ast.Constant) and "seed_unsupported" in str(node.value)
     ))  # fmt: skip
-    return place is not None and not partly, where or place
+    return bool(place) and not partly, where or place
 
 
 def _answers_waiting_aborts(source: Source) -> Found:
     method = _method(source, EXECUTOR, "PyExecutor", "_handle_canceled_requests")
     answers = [call for call in _calls(method) if "response" in _called(call).lower()]
-    return bool(answers), method.place if method else None
+    return bool(answers), method.place if method else ""
 
 
 def _bounded_shutdown(source: Source) -> Found:
     method = _method(source, PROXY, "GenerationExecutorProxy", "shutdown")
     waits = [call for call in _calls(method) if _called(call) == "result" and not call.args and not call.keywords]
-    place = source.place(PROXY, waits[0]) if waits else method.place if method else None
+    place = source.place(PROXY, waits[0]) if waits else method.place if method else ""
     return method is not None and not waits, place
 
 
@@ -271,7 +261,7 @@ def _error_budget(source: Source) -> Found:
 def _mentions(source: Source, module: str, wanted: Callable[[ast.AST], bool]) -> Found:
     tree = source.tree(module)
     node = next((each for each in ast.walk(tree) if wanted(each)), None) if tree else None
-    return node is not None, source.place(module, node)
+    return node is not None, source.place(module, node) if node else ""
 
 
 def _method(source: Source, module: str, owner: str, name: str) -> Definition | None:
@@ -300,14 +290,6 @@ MIN_LOGPROBS = 20
 """Of versions that do not say how many alternatives they give."""
 
 
-def definition(source: Source, symbol: str) -> tuple[str, Definition] | None:
-    """The module from which to import a symbol, a public one if one has it, and its definition."""
-    for module in (*PUBLIC, SYMBOLS[symbol]):
-        if found := source.find(module, symbol):
-            return module, found
-    return None
-
-
 def constant(source: Source, module: str, name: str) -> object:
     """The value of a constant of a module; None if it has none."""
     found = source.find(module, name)
@@ -317,7 +299,11 @@ def constant(source: Source, module: str, name: str) -> object:
 
 def definitions(source: Source) -> dict[str, tuple[str, Definition]]:
     """By symbol, the module from which to import it and its definition; also of the call that submits a request."""
-    found = {symbol: each for symbol in SYMBOLS if (each := definition(source, symbol))}
+    found: dict[str, tuple[str, Definition]] = {}
+    for symbol, home in SYMBOLS.items():
+        tried = ((module, source.find(module, symbol)) for module in (*PUBLIC, home))
+        if first := next(((module, each) for module, each in tried if each is not None), None):
+            found[symbol] = first
     if "LLM" in found and (call := source.member(found["LLM"][1], CALL.partition(".")[2])):
         found[CALL] = found["LLM"][0], call
     return found

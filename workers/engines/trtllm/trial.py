@@ -29,9 +29,6 @@ class StubMeta(type):
             raise AttributeError(name)
         return StubMeta(name, (Stub,), {})
 
-    def __iter__(cls) -> Iterator[Any]:
-        return iter(())
-
 
 class Stub(metaclass=StubMeta):
     """Stands for a class, a function or a value of the native code."""
