@@ -30,10 +30,7 @@ class Strict:
         self.given = given
         self.made.append(self)
 '''
-PROXY = {
-    False: "for each in self.futures:\n            each.result()",
-    True: "for each in self.futures:\n            each.result(timeout=5)",
-}
+PROXY = {False: "each.result()", True: "each.done() if self._engine_dead else each.result()"}
 CANCELLED = {
     False: "self.waiting_queue.remove_by_ids(self.canceled_req_ids)",
     True: "self._enqueue_responses(self.waiting_queue.remove_by_ids(self.canceled_req_ids))",
@@ -121,7 +118,7 @@ def sources(version: str) -> dict[str, str]:
         )),
         "executor/proxy.py": "\n".join((
             "class GenerationExecutorProxy:", "    def shutdown(self):",
-            f"        {PROXY[does['bounded_shutdown']]}", "",
+            "        for each in self.futures:", f"            {PROXY[does['bounded_shutdown']]}", "",
         )),
         "_torch/pyexecutor/py_executor.py": "\n".join((
             "class PyExecutor:", "    def _handle_errors(self):",
@@ -135,6 +132,10 @@ def sources(version: str) -> dict[str, str]:
         )),
     }  # fmt: skip
     files[f"{sampling.replace('.', '/')}.py"] = params
+    if "thinking_token_budget" in signature(version, "SamplingParams"):
+        files["llmapi/thinking_budget.py"] = (
+            "class ThinkingBudgetLogitsProcessor:\n    def __call__(self, req_id, logits, token_ids): ...\n"
+        )
     if does["penalties"]:
         prompt = "config.prompt_ignore_length" if does["prompt_ignore_length"] else "0"
         files["_torch/pyexecutor/sampler/penalties.py"] = f"def ignored(config):\n    return {prompt}\n"

@@ -27,6 +27,7 @@ SYMBOLS = {
     "WaitingQueuePolicy": LLM_ARGS,
     "LoRARequest": "tensorrt_llm.executor.request",
     "RequestError": "tensorrt_llm.executor.utils",
+    "ThinkingBudgetLogitsProcessor": "tensorrt_llm.llmapi.thinking_budget",
 }
 """What the adapter uses, and the module in which it looks for a name that no public module has."""
 CALL = "LLM.generate_async"
@@ -242,16 +243,15 @@ def _seed(source: Source) -> Found:
 
 
 def _answers_waiting_aborts(source: Source) -> Found:
-    method = _method(source, EXECUTOR, "PyExecutor", "_handle_canceled_requests")
-    answers = [call for call in _calls(method) if "response" in _called(call).lower()]
-    return bool(answers), method.place if method else ""
+    """Else the request is taken from the queue, and that is all."""
+    place, names = _attributes_in(source, EXECUTOR, "PyExecutor", "_handle_canceled_requests")
+    return any("response" in name for name in names), place
 
 
 def _bounded_shutdown(source: Source) -> Found:
-    method = _method(source, PROXY, "GenerationExecutorProxy", "shutdown")
-    waits = [call for call in _calls(method) if _called(call) == "result" and not call.args and not call.keywords]
-    place = source.place(PROXY, waits[0]) if waits else method.place if method else ""
-    return method is not None and not waits, place
+    """Its waits depend on whether the engine is known to be dead."""
+    place, names = _attributes_in(source, PROXY, "GenerationExecutorProxy", "shutdown")
+    return "_engine_dead" in names, place
 
 
 def _error_budget(source: Source) -> Found:
@@ -264,17 +264,11 @@ def _mentions(source: Source, module: str, wanted: Callable[[ast.AST], bool]) ->
     return node is not None, source.place(module, node) if node else ""
 
 
-def _method(source: Source, module: str, owner: str, name: str) -> Definition | None:
-    found = source.find(module, owner)
-    return source.member(found, name) if found else None
-
-
-def _calls(found: Definition | None) -> list[ast.Call]:
-    return [node for node in ast.walk(found.node) if isinstance(node, ast.Call)] if found else []
-
-
-def _called(call: ast.Call) -> str:
-    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+def _attributes_in(source: Source, module: str, owner: str, method: str) -> tuple[str, set[str]]:
+    """The place of a method, and the attributes that it reads or calls."""
+    kind = source.find(module, owner)
+    found = source.member(kind, method) if kind else None
+    return (found.place, {getattr(node, "attr", "") for node in ast.walk(found.node)}) if found else ("", set())
 
 
 BEHAVIOURS: Mapping[str, tuple[str, Callable[[Source], Found]]] = {
