@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 PACKAGE, NATIVE = "tensorrt_llm", "tensorrt_llm.bindings"
 BARE = ("", "llmapi", "executor")
@@ -31,7 +31,9 @@ class StubMeta(type):
 
 
 class Stub(metaclass=StubMeta):
-    """Stands for a class, a function or a value of the native code."""
+    """Stands for a class, a function or a value of the native code; as an enumeration it has no members."""
+
+    __members__: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

@@ -123,7 +123,7 @@ class KvCacheConfig(BaseModel):
 class SchedulerConfig(BaseModel):
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT"] = "GUARANTEED_NO_EVICT"
 class TorchLlmArgs(BaseModel):
-    native: object = _SchedulerConfig.of(1)
+    native: object = _SchedulerConfig.of(1, *_SchedulerConfig.__members__)
     kv_cache_config: KvCacheConfig = Field(default_factory=KvCacheConfig)
     scheduler_config: SchedulerConfig = Field(default_factory=SchedulerConfig)
     max_seq_len: Optional[int] = None
