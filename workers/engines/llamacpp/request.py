@@ -10,28 +10,33 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn
 
 import httpx2
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec.structs import replace
 
-from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Refused, Request, token_text
-from penstock.tools import Tool, Tools
-from workers.engines.calls import BEGIN_TAG, NamedWriter, ObjectWriter, TagWriter
+from penstock.engine import EngineTimes, Failure, Logprob, Piece, Refused, Request, token_text
+from workers.engines.chats import (
+    AnswerText,
+    ChatFormat,
+    Shown,
+    answer_schema,
+    as_grammar,
+    effort_fields,
+    opens_reasoning,
+)
 from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.reasoning import BEGIN, EFFORT_NAMES, END, ReasoningMarker, as_written
-from workers.engines.schema import mapped, plain
-from workers.engines.text import ControlTokens, TokenGate, joined, too_long
+from workers.engines.reasoning import as_written
+from workers.engines.text import ControlTokens, too_long
 
 log = logging.getLogger(__name__)
 
@@ -67,90 +72,6 @@ UNUSABLE_SCHEMA = (
     "follow it, and one object may have some 100 optional properties. Correct or simplify it."
 )
 
-OTHER_FORM = "<function="
-"""In a template: its calls have the tags, but are no JSON between them."""
-
-
-def writer_of(tools: Tools | None) -> TagWriter | NamedWriter | ObjectWriter | None:
-    """The writer of an answer; None: it has no calls. A model that may choose marks its calls with tags."""
-    if tools is None:
-        return None
-    if not tools.forced:
-        return TagWriter()
-    callable_ = tools.callable
-    return NamedWriter(callable_[0].name) if len(callable_) == 1 else ObjectWriter()
-
-
-def forced_schema(tools: Tools) -> dict[str, Any] | None:
-    """The plain schema of the text of a forced call: the arguments of the one function, or an object with the name and
-    the arguments of one of several. None: the model may choose. Raises UnusableSchemaError."""
-    if not tools.forced:
-        return None
-    if len(tools.callable) == 1:
-        return plain(tools.callable[0].schema)
-    calls, defs = [], dict[str, Any]()
-    for tool in tools.callable:
-        arguments = plain(tool.schema, len(defs))
-        defs |= arguments.pop("$defs", {})
-        call = {"name": {"const": tool.name}, "arguments": arguments}
-        calls.append({"type": "object", "properties": call, "required": [*call], "additionalProperties": False})
-    return {"anyOf": calls, "$defs": defs}
-
-
-_UNHELD = re.compile(r"\(\?<?[=!]|\\[1-9bB]|\\k<")
-"""Look-around, back-references and bounds of words, which no grammar can hold."""
-
-MAX_COUNT = 1000
-"""Items and characters that a grammar counts; and items of all arrays together a hundred times as many. llama.cpp
-writes each of them out."""
-
-_COUNTS = ("Items", "Length", "Properties")
-
-
-def as_grammar(schema: dict[str, Any]) -> dict[str, Any]:
-    """A plain schema as llama.cpp's grammar takes it: it holds what it knows of it, and the finished answer is checked
-    against all of it. Patterns and counts that no grammar can hold are left out."""
-    arrays = json.dumps(schema).count('Items"')
-    limit = min(MAX_COUNT, 100 * MAX_COUNT // max(1, arrays))
-    return {**mapped(schema, lambda each: _held(each, limit)), "x-guidance": {"lenient": True}}
-
-
-def _held(schema: dict[str, Any], limit: int) -> dict[str, Any]:
-    if isinstance(pattern := schema.get("pattern"), str) and _UNHELD.search(pattern):
-        del schema["pattern"]
-    if isinstance(named := schema.get("patternProperties"), Mapping):
-        schema["patternProperties"] = {name: each for name, each in named.items() if not _UNHELD.search(name)}
-    for counted in _COUNTS:
-        if _number(schema.get(f"min{counted}")) > limit:
-            schema[f"min{counted}"] = limit
-        if _number(schema.get(f"max{counted}")) > limit:
-            del schema[f"max{counted}"]
-    return schema
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, int | float) else 0
-
-
-def instruction(tools: Tools) -> str:
-    """What a prompt says of a forced call, for a template that knows no tools."""
-    functions = "\n".join(json.dumps(tool.shown["function"], ensure_ascii=False) for tool in tools.callable)
-    if len(tools.callable) == 1:
-        return f"Call this function. Reply with its arguments as JSON, and with nothing else.\n{functions}"
-    form = '{"name": ..., "arguments": {...}}'
-    return f"Call one of these functions. Reply with {form} as JSON, and with nothing else.\n{functions}"
-
-
-def answer_begin(tools: Tools) -> str:
-    """How a forced call begins, behind a prompt whose template marks calls with tags."""
-    if len(tools.callable) > 1:
-        return f"{BEGIN_TAG}\n"
-    return f'{BEGIN_TAG}\n{{"name": {json.dumps(tools.callable[0].name)}, "arguments": '
-
-
-PROBE = Tool("probe", "A function.")
-"""Shown to a template, to find out whether it knows tools."""
-
 _MAX_PROMPT_CHARS = 1 << 24
 """Characters of a rendered prompt; far more than any context holds."""
 
@@ -161,17 +82,6 @@ class RenderedPrompt(NamedTuple):
     parts: list[str | int]
     opened: bool
     """It ends with the tag that begins reasoning."""
-
-
-def effort_fields(reasoning: str) -> dict[str, Any]:
-    """The variables of a chat template that say how much the model shall reason."""
-    if reasoning in ("", "default"):
-        return {}
-    return {"enable_thinking": reasoning != "none"} | ({"reasoning_effort": reasoning} if reasoning != "none" else {})
-
-
-Shown: TypeAlias = Sequence[Mapping[str, Any]]
-"""Messages or tools as a chat template takes them."""
 
 
 class ChatTemplate:
@@ -185,12 +95,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
         self._special = {"bos_token": bos, "eos_token": eos}
-        self._source = source
         self._template = environment.from_string(source)
-
-    def mentions(self, *words: str) -> bool:
-        """Whether its source holds one of these words."""
-        return any(word in self._source for word in words)
 
     def render(self, messages: Shown, tools: Shown | None = None, reasoning: str = "", *, begins: bool = True) -> str:
         """Render the prompt, with `begins` up to where the assistant's answer begins; `reasoning` as in Request. Raises
@@ -204,16 +109,6 @@ class ChatTemplate:
         if len(prompt) > _MAX_PROMPT_CHARS:
             raise refused(f"the rendered conversation has {len(prompt)} characters; shorten the messages", "messages")
         return prompt
-
-    def knows_tools(self) -> bool:
-        """Whether it shows tools to the model, and has it mark its calls in a way that the engine reads."""
-        if BEGIN_TAG not in self._source or OTHER_FORM in self._source:
-            return False
-        asked = [{"role": "user", "content": "a"}]
-        try:
-            return self.render(asked, [PROBE.shown]) != self.render(asked)
-        except Refused:
-            return False
 
 
 def _raise(message: object) -> NoReturn:
@@ -230,29 +125,6 @@ def _strftime_now(layout: str) -> str:
     return datetime.now().astimezone().strftime(layout)
 
 
-def messages_of(turns: Sequence[ChatTurn]) -> list[dict[str, Any]]:
-    """Turns as templates take them: with the arguments of calls as objects, and the names of the functions in the
-    turns that hold their results."""
-    names = {call.id: call.name for turn in turns for call in turn.calls}
-    messages = []
-    for turn in turns:
-        message: dict[str, Any] = {"role": turn.role, "content": turn.content}
-        if turn.calls:
-            calls = [{"name": call.name, "arguments": _arguments(call.arguments)} for call in turn.calls]
-            message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
-        if turn.call_id:
-            message |= {"tool_call_id": turn.call_id, "name": names.get(turn.call_id, "")}
-        messages.append(message)
-    return messages
-
-
-def _arguments(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
 class Prompts:
     """Builds the prompts of one model."""
 
@@ -261,14 +133,7 @@ class Prompts:
         self._bos = file.special_token("bos")
         self._control_ids = file.control_tokens()
         self._control = ControlTokens(self._control_ids)
-        self._template = self._compiled(file)
-        has = self._template.mentions if self._template is not None else lambda *_: False
-        self.chat = self._template is not None
-        self.tools = self._template is not None and self._template.knows_tools()
-        self.reasoning = has(END)
-        """Whether the chat template knows reasoning between tags."""
-        self.reasoning_effort = has(*EFFORT_NAMES)
-        """Whether the chat template can be told how much the model shall reason, or whether at all."""
+        self.chats = self._format(file)
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises Refused for a token that the model does not have."""
@@ -281,7 +146,7 @@ class Prompts:
         a token of its logit_bias that the model does not have."""
         self.check_ids([*request.sampling.logit_bias], "logit_bias")  # llama.cpp would ignore it
         parts, past = self._prompt(request, begins=begins), request.past
-        opened = isinstance(last := parts[-1], str) and last.rstrip().endswith(BEGIN)
+        opened = isinstance(last := parts[-1], str) and opens_reasoning(last)
         if request.reasoning:
             past = [(as_written(text, opened=opened), ids, count) for text, ids, count in past]
         return RenderedPrompt(self._continued(parts, past), opened)
@@ -306,23 +171,12 @@ class Prompts:
         return parts
 
     def _conversation(self, request: Request, *, begins: bool) -> list[str | int]:
-        turns, tools = request.turns, request.tools
-        if self._template is None:
-            raise refused("this model has no chat template: use /v1/completions", "messages")
-        offered = None if tools is None else [tool.shown for tool in tools.callable]
-        if tools is not None and not self.tools:
-            before = turns[0].content + "\n\n" if turns[0].role == "system" else ""
-            told = ChatTurn("system", before + instruction(tools))
-            turns, offered = [told, *(turns[1:] if before else turns)], None
-        (messages, shown), mark = self._control.mark((messages_of(turns), offered))
-        text = self._template.render(messages, shown, request.reasoning, begins=begins)
-        if tools is not None and tools.forced and self.tools:
-            text += answer_begin(tools)
+        text, *more = self.chats.conversation(request, begins=begins)
         bos = self._bos
         first: list[str | int] = []
         if bos and bos[1] and text.startswith(bos[1]):
             first, text = [bos[0]], text.removeprefix(bos[1])  # as an id, so that llama.cpp does not add a second one
-        return [*first, *(text.split(mark) if mark else [text])]
+        return [*first, text, *more]
 
     def _past(self, past: Sequence[tuple[str, Sequence[int], int]]) -> list[str | int]:
         """What earlier attempts generated: as token ids where all are known, else as text."""
@@ -348,15 +202,14 @@ class Prompts:
                     return [each for each in (*parts[:place], before, number, after, *parts[place + 1 :]) if each != ""]
         raise refused("a message spells a control token of this model, which it cannot take as text", "messages")
 
-    def _compiled(self, file: Gguf) -> ChatTemplate | None:
-        if not file.chat_template:
-            return None
+    def _format(self, file: Gguf) -> ChatFormat:
         bos, eos = self._bos, file.special_token("eos")
         try:
-            return ChatTemplate(file.chat_template, bos=bos[1] if bos else "", eos=eos[1] if eos else "")
+            template = ChatTemplate(file.chat_template, bos=bos[1] if bos else "", eos=eos[1] if eos else "")
+            return ChatFormat(file.chat_template, template.render, self._control)
         except jinja2.TemplateError as error:
             log.warning("the chat template cannot be compiled (%s): chats are refused, raw prompts are served", error)
-            return None
+            return ChatFormat("", ChatTemplate("").render, self._control)
 
 
 TIMEOUT_S = 10.0
@@ -451,12 +304,9 @@ class Generation:
         """When a slot took it, by `time.monotonic`; llama.cpp begins its prefill at once."""
         self._first = 0.0
         self._request, self._context = request, context
-        self._gate = TokenGate(request.sampling.stop, request.past_text)
-        self._writer = writer_of(request.tools)
-        plain = request.tools is None and request.sampling.json_schema is None
-        self._reasoning = ReasoningMarker(request.past_text, opened=opened) if request.reasoning and plain else None
+        self._text = AnswerText(request, opened=opened)
         self._cached = 0
-        self._finish = "stop" if self._gate.hit else "length" if self.remaining == 0 else ""
+        self._finish = "stop" if self._text.hit else "length" if self.remaining == 0 else ""
         self._failure: Failure | None = None
 
     @property
@@ -473,11 +323,7 @@ class Generation:
     @cached_property
     def schema(self) -> dict[str, Any] | None:
         """The JSON schema that the text must follow, as llama.cpp understands it. Raises UnusableSchemaError."""
-        if self._request.tools is not None:
-            schema = forced_schema(self._request.tools)
-        else:
-            asked = self._request.sampling.json_schema
-            schema = None if asked is None else plain(asked or {"type": "object"})
+        schema = answer_schema(self._request)
         return None if schema is None else as_grammar(schema)
 
     @property
@@ -545,24 +391,13 @@ class Generation:
 
     def last(self) -> Piece:
         """The piece that ends the request, once it is done."""
-        held = Piece(self.id) if self.cancelled or self._failure else self._rest()
+        ended = self.cancelled or self._failure
+        held = Piece(self.id) if ended else self._text.rest(whole=self._finish == "stop")
         prompt, cached = self._prompt_size()
         finish = "" if self._failure else "cancelled" if self.cancelled else self._finish
         times = EngineTimes(self.scheduled, self._first, time.monotonic())
         held = replace(held, finish=finish, failure=self._failure, times=times)
         return replace(held, prompt_tokens=prompt, cached_tokens=cached)
-
-    def _rest(self) -> Piece:
-        """What was held back, once the generation ended."""
-        if self._gate.hit:
-            return self._gate.flush(self.id)
-        if self._reasoning is not None:
-            rest = self._gate.feed(self._reasoning.flush(self.id))
-        elif self._writer is not None:
-            rest = self._gate.feed(Piece(self.id, self._writer.end(whole=self._finish == "stop")))
-        else:
-            return self._gate.flush(self.id)
-        return joined(self.id, (rest, self._gate.flush(self.id)))
 
     def _prompt_size(self) -> tuple[int, int]:
         """Tokens of the prompt, and how many of them were cached; llama.cpp's counts without what earlier attempts
@@ -583,14 +418,8 @@ class Generation:
         self._first = self._first or time.monotonic()
         # A token without text ends the generation and is not part of the answer.
         rows = self._logprobs(choice) if text else ()
-        if self._writer is not None:
-            text = self._writer.write(text)
-        piece = Piece(self.id, text, tuple(verbose["tokens"]), count, "", prompt, cached, rows)
-        if self._reasoning is not None:
-            piece = self._reasoning.feed(piece)
-        if piece.n or piece.text:
-            piece = self._gate.feed(piece)
-        if self._gate.hit:
+        piece = self._text.feed(Piece(self.id, text, tuple(verbose["tokens"]), count, "", prompt, cached, rows))
+        if self._text.hit:
             self._finish = "stop"
         elif choice["finish_reason"]:
             self._finish = choice["finish_reason"]

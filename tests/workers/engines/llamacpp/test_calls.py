@@ -11,7 +11,8 @@ from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.tools import Tool, ToolCall, Tools
-from workers.engines.llamacpp.request import ChatTemplate, Prompts, as_grammar, forced_schema, instruction
+from workers.engines.chats import as_grammar, forced_schema, instruction
+from workers.engines.llamacpp.request import Prompts
 from workers.engines.schema import plain
 
 HERMES = """{% if tools %}tools:{% for tool in tools %}{{ tool | tojson }};{% endfor %}{% endif %}
@@ -39,7 +40,7 @@ def rendered(template: str, turns: Sequence[ChatTurn], tools: Tools | None = Non
     [(HERMES, True), (PLAIN, False), (HERMES + "<function=", False), (PLAIN + "{# <tool_call> #}", False)],
 )
 def test_a_template_knows_tools_if_it_shows_them_and_their_calls_can_be_read(template: str, known: bool) -> None:
-    assert ChatTemplate(template).knows_tools() == prompts(template).tools == known
+    assert prompts(template).chats.tools == known
 
 
 def test_a_template_that_knows_tools_renders_them_and_the_history() -> None:

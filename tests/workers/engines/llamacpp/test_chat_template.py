@@ -6,7 +6,8 @@ import pytest
 from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Refused
-from workers.engines.llamacpp.request import ChatTemplate, messages_of
+from workers.engines.chats import messages_of
+from workers.engines.llamacpp.request import ChatTemplate
 
 CHATML = """{% for message in messages %}
     {% if loop.first and message['role'] != 'system' %}
@@ -66,4 +67,4 @@ def test_a_template_that_fails_is_a_refusal(template: str) -> None:
 
 def test_a_model_whose_template_does_not_compile_has_no_chats() -> None:
     """It serves raw prompts only."""
-    assert not prompts_of("{% for x in %}").chat
+    assert not prompts_of("{% for x in %}").chats.chat

@@ -33,7 +33,7 @@ def asked(reasoning: str, past: Any = ()) -> Request:
     [(SWITCH, True, True), (EFFORT, False, True), (OPENS, True, False), (PLAIN, False, False)],
 )
 def test_what_a_template_knows(template: str, reasons: bool, told: bool) -> None:
-    found = prompts_of(template)
+    found = prompts_of(template).chats
     assert (found.reasoning, found.reasoning_effort) == (reasons, told)
 
 

@@ -1,0 +1,239 @@
+"""Chats of engines that render a model's own chat template: the prompt, the schema of a forced call, and the answer.
+
+A template marks roles with control tokens; those that a message spells are cut in two (workers/engines/text.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from msgspec.structs import replace
+
+from penstock.engine import ChatTurn, Failure, Piece, Refused, Request
+from penstock.tools import Tool, Tools
+from workers.engines.calls import BEGIN_TAG, NamedWriter, ObjectWriter, TagWriter
+from workers.engines.reasoning import BEGIN, EFFORT_NAMES, END, ReasoningMarker
+from workers.engines.schema import mapped, plain
+from workers.engines.text import ControlTokens, TokenGate, joined
+
+OTHER_FORM = "<function="
+"""In a template: its calls have the tags, but are no JSON between them."""
+
+PROBE = Tool("probe", "A function.")
+"""Shown to a template, to find out whether it knows tools."""
+
+Shown: TypeAlias = Sequence[Mapping[str, Any]]
+"""Messages or tools as a chat template takes them."""
+
+
+class Render(Protocol):
+    """Renders a model's chat template, with `begins` up to where the assistant's answer begins. Raises Refused if the
+    template rejects the conversation."""
+
+    def __call__(self, messages: Shown, tools: Shown | None = None, reasoning: str = "", *, begins: bool = True) -> str:
+        """`reasoning` as in Request."""
+
+
+class ChatFormat:
+    """Conversations of one model, and what its template knows."""
+
+    def __init__(self, source: str, render: Render, control: ControlTokens) -> None:
+        """`source`: of the template; "": the model has none."""
+        self._source, self._render, self._control = source, render, control
+        self.chat = bool(source)
+        self.tools = self._knows_tools()
+        """Whether the template shows tools to the model, and has it mark its calls in a way that TagWriter reads."""
+        self.reasoning = END in source
+        """Whether the template knows reasoning between tags."""
+        self.reasoning_effort = any(name in source for name in EFFORT_NAMES)
+        """Whether the template can be told how much the model shall reason, or whether at all."""
+
+    def _knows_tools(self) -> bool:
+        if BEGIN_TAG not in self._source or OTHER_FORM in self._source:
+            return False
+        asked = [{"role": "user", "content": "a"}]
+        try:
+            return self._render(asked, [PROBE.shown]) != self._render(asked)
+        except Refused:
+            return False
+
+    def conversation(self, request: Request, *, begins: bool = True) -> list[str]:
+        """The prompt of a conversation as texts that must be tokenised separately. Raises Refused."""
+        turns, tools = request.turns, request.tools
+        if not self.chat:
+            message = "this model has no chat template: use /v1/completions"
+            raise Refused(Failure("invalid_request_error", message, 400, "messages"))
+        offered = None if tools is None else [tool.shown for tool in tools.callable]
+        if tools is not None and not self.tools:
+            before = turns[0].content + "\n\n" if turns[0].role == "system" else ""
+            told = ChatTurn("system", before + instruction(tools))
+            turns, offered = [told, *(turns[1:] if before else turns)], None
+        (messages, shown), mark = self._control.mark((messages_of(turns), offered))
+        text = self._render(messages, shown, request.reasoning, begins=begins)
+        if tools is not None and tools.forced and self.tools:
+            text += answer_begin(tools)
+        return text.split(mark) if mark else [text]
+
+
+def opens_reasoning(prompt: str) -> bool:
+    """Whether a prompt ends with the tag that begins reasoning."""
+    return prompt.rstrip().endswith(BEGIN)
+
+
+def effort_fields(reasoning: str) -> dict[str, Any]:
+    """The variables of a chat template that say how much the model shall reason."""
+    if reasoning in ("", "default"):
+        return {}
+    return {"enable_thinking": reasoning != "none"} | ({"reasoning_effort": reasoning} if reasoning != "none" else {})
+
+
+def messages_of(turns: Sequence[ChatTurn]) -> list[dict[str, Any]]:
+    """Turns as templates take them: with the arguments of calls as objects, and the names of the functions in the
+    turns that hold their results."""
+    names = {call.id: call.name for turn in turns for call in turn.calls}
+    messages = []
+    for turn in turns:
+        message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+        if turn.calls:
+            calls = [{"name": call.name, "arguments": _arguments(call.arguments)} for call in turn.calls]
+            message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+        if turn.call_id:
+            message |= {"tool_call_id": turn.call_id, "name": names.get(turn.call_id, "")}
+        messages.append(message)
+    return messages
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def instruction(tools: Tools) -> str:
+    """What a prompt says of a forced call, for a template that knows no tools."""
+    functions = "\n".join(json.dumps(tool.shown["function"], ensure_ascii=False) for tool in tools.callable)
+    if len(tools.callable) == 1:
+        return f"Call this function. Reply with its arguments as JSON, and with nothing else.\n{functions}"
+    form = '{"name": ..., "arguments": {...}}'
+    return f"Call one of these functions. Reply with {form} as JSON, and with nothing else.\n{functions}"
+
+
+def answer_begin(tools: Tools) -> str:
+    """How a forced call begins, behind a prompt whose template marks calls with tags."""
+    if len(tools.callable) > 1:
+        return f"{BEGIN_TAG}\n"
+    return f'{BEGIN_TAG}\n{{"name": {json.dumps(tools.callable[0].name)}, "arguments": '
+
+
+def answer_schema(request: Request) -> dict[str, Any] | None:
+    """The plain schema that the text of the answer must follow, that of a forced call included; None: it is free.
+    Raises UnusableSchemaError."""
+    if request.tools is not None:
+        return forced_schema(request.tools)
+    asked = request.sampling.json_schema
+    return None if asked is None else plain(asked or {"type": "object"})
+
+
+def forced_schema(tools: Tools) -> dict[str, Any] | None:
+    """The plain schema of the text of a forced call: the arguments of the one function, or an object with the name and
+    the arguments of one of several. None: the model may choose. Raises UnusableSchemaError."""
+    if not tools.forced:
+        return None
+    if len(tools.callable) == 1:
+        return plain(tools.callable[0].schema)
+    calls, defs = [], dict[str, Any]()
+    for tool in tools.callable:
+        arguments = plain(tool.schema, len(defs))
+        defs |= arguments.pop("$defs", {})
+        call = {"name": {"const": tool.name}, "arguments": arguments}
+        calls.append({"type": "object", "properties": call, "required": [*call], "additionalProperties": False})
+    return {"anyOf": calls, "$defs": defs}
+
+
+_UNHELD = re.compile(r"\(\?<?[=!]|\\[1-9bB]|\\k<")
+"""Look-around, back-references and bounds of words, which no grammar can hold."""
+
+MAX_COUNT = 1000
+"""Items and characters that a grammar counts; and items of all arrays together a hundred times as many. llama.cpp
+writes each of them out."""
+
+_COUNTS = ("Items", "Length", "Properties")
+
+
+def as_grammar(schema: dict[str, Any]) -> dict[str, Any]:
+    """A plain schema as llama.cpp's grammar takes it: it holds what it knows of it, and the finished answer is checked
+    against all of it. Patterns and counts that no grammar can hold are left out."""
+    arrays = json.dumps(schema).count('Items"')
+    limit = min(MAX_COUNT, 100 * MAX_COUNT // max(1, arrays))
+    return {**mapped(schema, lambda each: _held(each, limit)), "x-guidance": {"lenient": True}}
+
+
+def _held(schema: dict[str, Any], limit: int) -> dict[str, Any]:
+    if isinstance(pattern := schema.get("pattern"), str) and _UNHELD.search(pattern):
+        del schema["pattern"]
+    if isinstance(named := schema.get("patternProperties"), Mapping):
+        schema["patternProperties"] = {name: each for name, each in named.items() if not _UNHELD.search(name)}
+    for counted in _COUNTS:
+        if _number(schema.get(f"min{counted}")) > limit:
+            schema[f"min{counted}"] = limit
+        if _number(schema.get(f"max{counted}")) > limit:
+            del schema[f"max{counted}"]
+    return schema
+
+
+def _number(value: Any) -> float:
+    return value if isinstance(value, int | float) else 0
+
+
+def writer_of(tools: Tools | None) -> TagWriter | NamedWriter | ObjectWriter | None:
+    """The writer of an answer; None: it has no calls. A model that may choose marks its calls with tags."""
+    if tools is None:
+        return None
+    if not tools.forced:
+        return TagWriter()
+    callable_ = tools.callable
+    return NamedWriter(callable_[0].name) if len(callable_) == 1 else ObjectWriter()
+
+
+class AnswerText:
+    """The text of one answer as its readers get it: with marks for reasoning and calls, up to its stop strings.
+
+    The tokens that have passed are always a prefix of those generated, so another attempt can continue after them.
+    """
+
+    def __init__(self, request: Request, *, opened: bool = False) -> None:
+        """`opened`: the prompt ends with the tag that begins reasoning."""
+        self._id = request.id
+        self._gate = TokenGate(request.sampling.stop, request.past_text)
+        self._writer = writer_of(request.tools)
+        plain = request.tools is None and request.sampling.json_schema is None
+        self._reasoning = ReasoningMarker(request.past_text, opened=opened) if request.reasoning and plain else None
+
+    @property
+    def hit(self) -> bool:
+        """Whether a stop string has ended it."""
+        return self._gate.hit
+
+    def feed(self, piece: Piece) -> Piece:
+        """What may pass now of what the model wrote, as one piece, which may be empty."""
+        if self._writer is not None:
+            piece = replace(piece, text=self._writer.write(piece.text))
+        if self._reasoning is not None:
+            piece = self._reasoning.feed(piece)
+        return self._gate.feed(piece) if piece.n or piece.text else piece
+
+    def rest(self, *, whole: bool) -> Piece:
+        """What was held back, once the generation ended. `whole`: nothing cut the answer."""
+        if self._gate.hit:
+            return self._gate.flush(self._id)
+        if self._reasoning is not None:
+            rest = self._gate.feed(self._reasoning.flush(self._id))
+        elif self._writer is not None:
+            rest = self._gate.feed(Piece(self._id, self._writer.end(whole=whole)))
+        else:
+            return self._gate.flush(self._id)
+        return joined(self._id, (rest, self._gate.flush(self._id)))
