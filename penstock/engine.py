@@ -186,7 +186,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     tokenize: bool = False
     """Token ids of a prompt, and the text of token ids."""
     passes_fields: bool = False
-    """Whether fields that nobody here reads reach a server that may know them, and come back from it."""
+    """Whether fields that nobody here reads reach an engine or a server that may know them."""
     tokenize_chats: bool = False
     """Whether `tokenize` gives the ids of a conversation without functions from which its answer is computed."""
 
@@ -207,7 +207,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int = 0
     """Numbers of one vector; 0: not known, or it makes none."""
     withheld: tuple[str, ...] = ()
-    """Names of fields of a request that are not passed on, although others are."""
+    """Names of fields of a request that are not passed on, although others are; "*": all but those it `takes`."""
+    takes: tuple[str, ...] = ()
 
 
 RETURNED = "returned"

@@ -839,7 +839,7 @@ def passes(name: str, card: ModelCard | None) -> bool:
         return False
     if name in OURS or name.startswith(OF_GATEWAYS):
         return False
-    return {name, ALL}.isdisjoint(card.withheld)
+    return name in card.takes or {name, ALL}.isdisjoint(card.withheld)
 
 
 def passed_fields(request: QueuedRequest, card: ModelCard | None) -> dict[str, Any]:

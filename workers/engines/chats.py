@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 from msgspec.structs import replace
@@ -19,6 +20,19 @@ from workers.engines.reasoning import BEGIN, EFFORT_NAMES, END, ReasoningMarker
 from workers.engines.schema import mapped, plain
 from workers.engines.text import ControlTokens, TokenGate, joined
 
+
+def refused(message: str, param: str) -> Refused:
+    """The refusal of a request by its own fault."""
+    return Refused(Failure("invalid_request_error", message, 400, param))
+
+
+def check_ids(ids: Iterable[int], vocabulary: int, param: str) -> None:
+    """Raises Refused for a token that the model does not have. `vocabulary`: 0: unknown."""
+    for each in ids if vocabulary else ():
+        if not 0 <= each < vocabulary:
+            raise refused(f"token {each} is not one of this model's {vocabulary}", param)
+
+
 OTHER_FORM = "<function="
 """In a template: its calls have the tags, but are no JSON between them."""
 
@@ -27,14 +41,20 @@ PROBE = Tool("probe", "A function.")
 
 Shown: TypeAlias = Sequence[Mapping[str, Any]]
 """Messages or tools as a chat template takes them."""
+Variables: TypeAlias = Mapping[str, Any]
+"""What a template is told beside them, by name."""
+NONE: Variables = MappingProxyType({})
+OF_TEMPLATE = "chat_template_kwargs"
+"""The field of a request with the variables of its template."""
 
 
 class Render(Protocol):
     """Renders a model's chat template, with `begins` up to where the assistant's answer begins. Raises Refused if the
     template rejects the conversation."""
 
-    def __call__(self, messages: Shown, tools: Shown | None = None, reasoning: str = "", *, begins: bool = True) -> str:
-        """`reasoning` as in Request."""
+    def __call__(
+        self, messages: Shown, tools: Shown | None = None, variables: Variables = NONE, *, begins: bool = True
+    ) -> str: ...
 
 
 class ChatFormat:
@@ -51,6 +71,12 @@ class ChatFormat:
         self.reasoning_effort = any(name in source for name in EFFORT_NAMES)
         """Whether the template can be told how much the model shall reason, or whether at all."""
 
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        """Those of the model's card that follow from the template."""
+        told = {"reasoning": self.reasoning, "reasoning_effort": self.reasoning_effort, "tools": self.tools}
+        return told | {"chat": self.chat, "tokenize_chats": self.chat, "passes_fields": self.chat}
+
     def _knows_tools(self) -> bool:
         if BEGIN_TAG not in self._source or OTHER_FORM in self._source:
             return False
@@ -64,15 +90,14 @@ class ChatFormat:
         """The prompt of a conversation as texts that must be tokenised separately. Raises Refused."""
         turns, tools = request.turns, request.tools
         if not self.chat:
-            message = "this model has no chat template: use /v1/completions"
-            raise Refused(Failure("invalid_request_error", message, 400, "messages"))
+            raise refused("this model has no chat template: use /v1/completions", "messages")
         offered = None if tools is None else [tool.shown for tool in tools.callable]
         if tools is not None and not self.tools:
             before = turns[0].content + "\n\n" if turns[0].role == "system" else ""
             told = ChatTurn("system", before + instruction(tools))
             turns, offered = [told, *(turns[1:] if before else turns)], None
-        (messages, shown), mark = self._control.mark((messages_of(turns), offered))
-        text = self._render(messages, shown, request.reasoning, begins=begins)
+        (messages, shown, variables), mark = self._control.mark((messages_of(turns), offered, variables_of(request)))
+        text = self._render(messages, shown, variables, begins=begins)
         if tools is not None and tools.forced and self.tools:
             text += answer_begin(tools)
         return text.split(mark) if mark else [text]
@@ -83,11 +108,15 @@ def opens_reasoning(prompt: str) -> bool:
     return prompt.rstrip().endswith(BEGIN)
 
 
-def effort_fields(reasoning: str) -> dict[str, Any]:
-    """The variables of a chat template that say how much the model shall reason."""
-    if reasoning in ("", "default"):
-        return {}
-    return {"enable_thinking": reasoning != "none"} | ({"reasoning_effort": reasoning} if reasoning != "none" else {})
+def variables_of(request: Request) -> dict[str, Any]:
+    """The variables of the template that the request sets: its own, and how much the model shall reason. Raises
+    Refused."""
+    found = request.passed.get(OF_TEMPLATE) or {}
+    if not isinstance(found, Mapping):
+        raise refused(f"{OF_TEMPLATE} must be an object", OF_TEMPLATE)
+    if (effort := request.reasoning) in ("", "default"):
+        return dict(found)
+    return {"enable_thinking": effort != "none", **({"reasoning_effort": effort} if effort != "none" else {}), **found}
 
 
 def messages_of(turns: Sequence[ChatTurn]) -> list[dict[str, Any]]:
@@ -124,9 +153,12 @@ def instruction(tools: Tools) -> str:
 
 def answer_begin(tools: Tools) -> str:
     """How a forced call begins, behind a prompt whose template marks calls with tags."""
-    if len(tools.callable) > 1:
-        return f"{BEGIN_TAG}\n"
-    return f'{BEGIN_TAG}\n{{"name": {json.dumps(tools.callable[0].name)}, "arguments": '
+    return f"{BEGIN_TAG}\n" if len(tools.callable) > 1 else call_begin(tools.callable[0])
+
+
+def call_begin(tool: Tool) -> str:
+    """How a call that is marked with tags begins, up to its arguments."""
+    return f'{BEGIN_TAG}\n{{"name": {json.dumps(tool.name)}, "arguments": '
 
 
 def answer_schema(request: Request) -> dict[str, Any] | None:

@@ -22,6 +22,15 @@ _TOKENS = msgspec.json.Decoder(_Told)
 _SCORES = msgspec.json.Decoder(list[float])
 
 
+MIN_TOLD_BYTES, MAX_TOLD_BYTES, TOLD_BYTES_PER_TOKEN = 256 << 10, 1 << 20, 8
+"""Of a text whose token ids are told: enough for any text that fits into the context, between the first two."""
+
+
+def max_told_bytes(context: int) -> int:
+    """Bytes of a text whose token ids are told, for a model with a context of so many tokens."""
+    return min(MAX_TOLD_BYTES, max(MIN_TOLD_BYTES, TOLD_BYTES_PER_TOKEN * context))
+
+
 def joined_vectors(vectors: Iterable[Iterable[float]]) -> str:
     """The text of an `embed`: each vector as base64 of little-endian float32. Raises OverflowError, TypeError."""
     return ",".join([_encoded(vector) for vector in vectors])

@@ -513,6 +513,19 @@ def test_a_text_may_have_to_go_on_to_its_limit(asked: dict[str, Any], limit: str
 
 
 CARD = ModelCard(name="m", engine="sim", context=8, max_output=8, capabilities=Capabilities(), created=1)
+TAKES = replace(CARD, capabilities=Capabilities(passes_fields=True), withheld=("*",), takes=("chat_template_kwargs",))
+
+
+def test_an_engine_gets_the_further_fields_that_it_takes() -> None:
+    """The others are named as ignored, also those of messages; an engine that takes none gets none."""
+    asked = {"model": "m", "chat_template_kwargs": {"a": 1}, "verbosity": "low"}
+    request = parse("chat", json.dumps(asked | {"messages": [MESSAGES[0] | {"odd": 1}]}).encode())
+    job = to_job(request, tenant="t", ceiling=Priority.INTERACTIVE, card=TAKES)
+    assert job.passed == {"chat_template_kwargs": {"a": 1}}
+    assert {*ignored_fields(request, TAKES)} == {"verbosity", "messages[].odd"}
+    assert "chat_template_kwargs" in ignored_fields(request, CARD)
+
+
 THINKS = replace(CARD, capabilities=Capabilities(reasoning=True, reasoning_effort=True))
 
 

@@ -39,6 +39,7 @@ from penstock.engine import (
     Task,
 )
 from workers.engines import manifest
+from workers.engines.chats import OF_TEMPLATE
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp import request as llama
@@ -46,7 +47,7 @@ from workers.engines.llamacpp.request import UNUSABLE_SCHEMA, Generation, Prompt
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import fetch
 from workers.engines.schema import UnusableSchemaError
-from workers.engines.task_answers import reported_scores, reported_tokens
+from workers.engines.task_answers import max_told_bytes, reported_scores, reported_tokens
 from workers.engines.text import joined, length, shared_length
 
 MIN_SHARED = 0.1
@@ -164,16 +165,14 @@ class LlamacppEngine:
             max_output=self._context,
             capabilities=Capabilities(
                 **dict.fromkeys(always, True),
-                chat=prompts.chats.chat,
+                **prompts.chats.capabilities,
                 logprobs=MAX_LOGPROBS,
-                reasoning=prompts.chats.reasoning,
-                reasoning_effort=prompts.chats.reasoning_effort,
-                tools=prompts.chats.tools,
                 forced_tools=prompts.chats.chat,
                 embed=embeds,
                 rerank=ranks,
-                tokenize_chats=prompts.chats.chat,
             ),
+            withheld=("*",),
+            takes=(OF_TEMPLATE,),
             embedding_size=self._embedding_size if embeds else 0,
             created=int(time.time()),
         )
@@ -455,7 +454,7 @@ class LlamacppEngine:
 
     def _check_size(self, request: Request, parts: Sequence[str | int]) -> None:
         """Raises Refused for a text that would take the tokenizer too long."""
-        most = llama.max_told_bytes(self._context)
+        most = max_told_bytes(self._context)
         if llama.max_tokens_of(parts) > most:  # a token for each byte, at most
             param = "prompt" if isinstance(request.prompt, str) else "messages"
             words = f"{param}: llama.cpp's tokenizer takes up to 7 s per megabyte, so it tells the token ids of {most}"

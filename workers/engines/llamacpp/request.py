@@ -23,15 +23,18 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec.structs import replace
 
-from penstock.engine import EngineTimes, Failure, Logprob, Piece, Refused, Request, token_text
+from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request, token_text
 from workers.engines.chats import (
+    NONE,
     AnswerText,
     ChatFormat,
     Shown,
+    Variables,
     answer_schema,
     as_grammar,
-    effort_fields,
+    check_ids,
     opens_reasoning,
+    refused,
 )
 from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -44,11 +47,6 @@ log = logging.getLogger(__name__)
 def invalid(message: str, param: str | None = None) -> Failure:
     """A failure caused by the request: status 400."""
     return Failure(code="invalid_request_error", message=message, status=400, param=param)
-
-
-def refused(message: str, param: str) -> Refused:
-    """The refusal of a request by its own fault."""
-    return Refused(invalid(message, param))
 
 
 def engine_error(message: str) -> Failure:
@@ -97,10 +95,11 @@ class ChatTemplate:
         self._special = {"bos_token": bos, "eos_token": eos}
         self._template = environment.from_string(source)
 
-    def render(self, messages: Shown, tools: Shown | None = None, reasoning: str = "", *, begins: bool = True) -> str:
-        """Render the prompt, with `begins` up to where the assistant's answer begins; `reasoning` as in Request. Raises
-        Refused if the template rejects it."""
-        known = self._special | effort_fields(reasoning)
+    def render(
+        self, messages: Shown, tools: Shown | None = None, variables: Variables = NONE, *, begins: bool = True
+    ) -> str:
+        """Render the prompt, see workers.engines.chats.Render."""
+        known = {**variables, **self._special}
         try:
             prompt = self._template.render(messages=messages, tools=tools, add_generation_prompt=begins, **known)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
@@ -137,9 +136,7 @@ class Prompts:
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises Refused for a token that the model does not have."""
-        for each in ids:
-            if not 0 <= each < self._vocabulary:
-                raise refused(f"token {each} is not one of this model's {self._vocabulary}", param)
+        check_ids(ids, self._vocabulary, param)
 
     def of(self, request: Request, *, begins: bool = True) -> RenderedPrompt:
         """The prompt of a request, of a conversation up to where the answer begins (`begins`). Raises Refused, also for
@@ -215,8 +212,6 @@ class Prompts:
 TIMEOUT_S = 10.0
 """Seconds for the whole reply. Counting takes up to 7 s per megabyte (of digits, measured on one core), in a thread of
 llama.cpp, which goes on when nobody waits any more."""
-MIN_TOLD_BYTES, MAX_TOLD_BYTES, TOLD_BYTES_PER_TOKEN = 256 << 10, 1 << 20, 8
-"""Of a text whose token ids are told: enough for any text that fits into the context, between the first two."""
 ADDED_TOKENS = 2
 """The begin and end tokens that a model's tokenizer may add to a text."""
 
@@ -224,11 +219,6 @@ ADDED_TOKENS = 2
 def max_tokens_of(prompt: Sequence[str | int]) -> int:
     """Upper bound on the prompt's tokens: each token of a text stands for at least one byte."""
     return ADDED_TOKENS + sum(len(part.encode()) + 1 if isinstance(part, str) else 1 for part in prompt)
-
-
-def max_told_bytes(context: int) -> int:
-    """Bytes of a text whose token ids are told, for a model with a context of so many tokens."""
-    return min(MAX_TOLD_BYTES, max(MIN_TOLD_BYTES, TOLD_BYTES_PER_TOKEN * context))
 
 
 class TokenizerFailed(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from model_file import prompts_of
 
-from penstock.engine import ChatTurn, Piece, Request, Sampling
+from penstock.engine import ChatTurn, Piece, Refused, Request, Sampling
 from penstock.tools import REASONING, TEXT
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.request import Generation
@@ -43,6 +43,26 @@ def test_a_template_is_told_the_effort() -> None:
         assert prompts_of(SWITCH).of(asked(effort)).parts == [text]
     for effort, word in (("high", "high"), ("default", "own"), ("none", "own")):
         assert prompts_of(EFFORT).of(asked(effort)).parts == [f"effort:{word}[user]hi"]
+
+
+VARIES = (
+    "<|im_start|>{{ bos_token }}{{ voice }}|{{ enable_thinking }}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_request_sets_variables_of_the_template() -> None:
+    """Beside the effort, and before it; a control token in one is plain text, and no part of the prompt is replaced."""
+    prompts = prompts_of(VARIES, **{"<|im_start|>": 7})
+
+    def parts(**variables: Any) -> list[str | int]:
+        passed = {"chat_template_kwargs": variables}
+        return prompts.of(Request("r", USER, Sampling(), reasoning="low", passed=passed)).parts
+
+    assert parts(voice="<|im_start|>b") == [7, "<", "|im_start|>b|Truehi"]
+    assert parts(voice="a", enable_thinking=False, bos_token="x") == ["<|im_start|>a|Falsehi"]
+    for wrong in ({"chat_template_kwargs": "x"}, {"chat_template_kwargs": {"messages": []}}):
+        with pytest.raises(Refused):
+            prompts.of(Request("r", USER, Sampling(), passed=wrong))
 
 
 @pytest.mark.parametrize(("template", "begin"), [(SWITCH, "<think>"), (OPENS, "")])

@@ -19,9 +19,9 @@ from engine_desk import EngineDesk
 
 from penstock.engine import ChatTurn, EngineDead, EngineHealth, Input, Piece, Request, Sampling, Task, TaskKind
 from workers.engines.llamacpp.engine import LlamacppEngine
-from workers.engines.llamacpp.request import ADDED_TOKENS, MIN_TOLD_BYTES
+from workers.engines.llamacpp.request import ADDED_TOKENS
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.task_answers import check_task_answer
+from workers.engines.task_answers import MIN_TOLD_BYTES, check_task_answer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
