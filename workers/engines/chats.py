@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from penstock.engine import ChatTurn, Failure, Piece, Refused, Request
-from penstock.tools import Tool, Tools
+from penstock.tools import TEXT, Tool, Tools
 from workers.engines.calls import BEGIN_TAG, NamedWriter, ObjectWriter, TagWriter
 from workers.engines.reasoning import BEGIN, EFFORT_NAMES, END, ReasoningMarker
 from workers.engines.schema import mapped, plain
@@ -111,7 +111,7 @@ def opens_reasoning(prompt: str) -> bool:
 def variables_of(request: Request) -> dict[str, Any]:
     """The variables of the template that the request sets: its own, and how much the model shall reason. Raises
     Refused."""
-    found = request.passed.get(OF_TEMPLATE) or {}
+    found = {} if (asked := request.passed.get(OF_TEMPLATE)) is None else asked
     if not isinstance(found, Mapping):
         raise refused(f"{OF_TEMPLATE} must be an object", OF_TEMPLATE)
     if (effort := request.reasoning) in ("", "default"):
@@ -221,7 +221,10 @@ def _number(value: Any) -> float:
     return value if isinstance(value, int | float) else 0
 
 
-def writer_of(tools: Tools | None) -> TagWriter | NamedWriter | ObjectWriter | None:
+Writer: TypeAlias = TagWriter | NamedWriter | ObjectWriter
+
+
+def writer_of(tools: Tools | None) -> Writer | None:
     """The writer of an answer; None: it has no calls. A model that may choose marks its calls with tags."""
     if tools is None:
         return None
@@ -242,8 +245,8 @@ class AnswerText:
         self._id = request.id
         self._gate = TokenGate(request.sampling.stop, request.past_text)
         self._writer = writer_of(request.tools)
-        plain = request.tools is None and request.sampling.json_schema is None
-        self._reasoning = ReasoningMarker(request.past_text, opened=opened) if request.reasoning and plain else None
+        free = request.sampling.json_schema is None and not (request.tools is not None and request.tools.forced)
+        self._reasoning = ReasoningMarker(request.past_text, opened=opened) if request.reasoning and free else None
 
     @property
     def hit(self) -> bool:
@@ -252,20 +255,24 @@ class AnswerText:
 
     def feed(self, piece: Piece) -> Piece:
         """What may pass now of what the model wrote, as one piece, which may be empty."""
-        if self._writer is not None:
-            piece = replace(piece, text=self._writer.write(piece.text))
         if self._reasoning is not None:
             piece = self._reasoning.feed(piece)
+        if self._writer is not None:
+            piece = replace(piece, text=self._called(self._writer, piece.text))
         return self._gate.feed(piece) if piece.n or piece.text else piece
 
     def rest(self, *, whole: bool) -> Piece:
         """What was held back, once the generation ended. `whole`: nothing cut the answer."""
         if self._gate.hit:
             return self._gate.flush(self._id)
-        if self._reasoning is not None:
-            rest = self._gate.feed(self._reasoning.flush(self._id))
-        elif self._writer is not None:
-            rest = self._gate.feed(Piece(self._id, self._writer.end(whole=whole)))
-        else:
-            return self._gate.flush(self._id)
-        return joined(self._id, (rest, self._gate.flush(self._id)))
+        rest = Piece(self._id) if self._reasoning is None else self._reasoning.flush(self._id)
+        if self._writer is not None:
+            rest = replace(rest, text=self._called(self._writer, rest.text) + self._writer.end(whole=whole))
+        return joined(self._id, (self._gate.feed(rest), self._gate.flush(self._id)))
+
+    def _called(self, writer: Writer, text: str) -> str:
+        """The text with marks for the calls behind its reasoning."""
+        thought, mark, said = text.rpartition(TEXT) if self._reasoning is not None else ("", "", text)
+        if not said or (not mark and self._reasoning is not None and self._reasoning.inside):
+            return text
+        return thought + mark + writer.write(said)

@@ -28,8 +28,9 @@ class ReasoningMarker:
             past: what earlier attempts wrote, with marks.
             opened: the prompt ends with the first tag, so that the answer begins inside.
         """
-        self._inside = REASONING in past and TEXT not in past.partition(REASONING)[2]
-        self._settled = not self._inside and (REASONING in past or bool(past.strip()))
+        self.inside = REASONING in past and TEXT not in past.partition(REASONING)[2]
+        """What comes next is reasoning."""
+        self._settled = not self.inside and (REASONING in past or bool(past.strip()))
         """The answer is text from here on. Python takes the marks for white space."""
         self._opens = opened and not past
         self._held = ""
@@ -60,13 +61,13 @@ class ReasoningMarker:
         """The held text as far as it is certain, with marks for tags."""
         out = ""
         if self._opens:
-            self._opens, self._inside, out = False, True, REASONING
-        if not self._inside and not self._settled:
+            self._opens, self.inside, out = False, True, REASONING
+        if not self.inside and not self._settled:
             out += self._begun()
-        if self._inside:
+        if self.inside:
             before, found, after = self._held.partition(END)
             if found:
-                self._inside, self._settled = False, True
+                self.inside, self._settled = False, True
                 out, self._held = out + before + TEXT, after
             else:
                 keep = begun_length(self._held, END)
@@ -80,7 +81,7 @@ class ReasoningMarker:
         start = self._held.lstrip()
         if start.startswith(BEGIN):
             space = self._held[: len(self._held) - len(start)]
-            self._inside, self._held = True, start[len(BEGIN) :]
+            self.inside, self._held = True, start[len(BEGIN) :]
             return space + REASONING
         self._settled = not BEGIN.startswith(start)
         return ""

@@ -87,6 +87,15 @@ class Library:
     request_error: type[Exception]
     """The error of a single request. Any other error counts as a dead engine: older versions have no class for that."""
     gpus: int
+    floats: Any
+    """Makes a tensor of a list of numbers."""
+    thinking: Any
+    """The logits processor that ends reasoning; None where the installed version has none."""
+
+    @property
+    def tags(self) -> bool:
+        """Guided decoding can begin at a tag, as calls of tools do."""
+        return "structural_tag" in (accepted(self.guided) or ())
 
 
 def folders(settings: TrtllmSettings) -> dict[str, str]:
@@ -159,7 +168,7 @@ def needs(plain: dict[str, Any]) -> list[str]:
         "LLM": ["generate_async", "shutdown", "tokenizer"],
         "LLM.generate_async": call,
         "TorchLlmArgs": list(plain),
-        "SamplingParams": list(keywords(Sampling(), 1, [0], dict)),
+        "SamplingParams": list(keywords(Sampling(), 1, [0])),
         "GuidedDecodingParams": ["json", "json_object"] if "guided_decoding_backend" in plain else [],
         "KvCacheConfig": list(plain["kv_cache_config"]),
         "SchedulerConfig": list(plain["scheduler_config"]),

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,15 +39,18 @@ from penstock.engine import (
     Request,
     Stats,
     Step,
+    Task,
 )
 from penstock.loops import wait
 from workers.engines import manifest
-from workers.engines.text import RowGate, too_long
+from workers.engines.chats import OF_TEMPLATE
+from workers.engines.text import too_long
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import text as trtllm_text
 from workers.engines.trtllm.args import Library
+from workers.engines.trtllm.generation import BUDGET, Generation, told
 from workers.engines.trtllm.settings import TrtllmSettings
-from workers.engines.trtllm.text import CheckpointInfo, Codec, TextStream
+from workers.engines.trtllm.text import CheckpointInfo, Codec
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +78,8 @@ class Loaded:
     """0: unknown."""
     end_ids: tuple[int, ...]
     """Every token that ends a text; many chat models have more than the one of the tokenizer."""
+    logits: int
+    """Numbers in the output of a step; 0: unknown."""
     kv_tokens: int
     optional: frozenset[str]
     """The prototype keywords that this version's generate_async takes."""
@@ -84,7 +90,7 @@ class Live:
     """One request the engine holds. All counts in tokens."""
 
     request: Request
-    text: TextStream
+    text: Generation
     prompt: int
     budget: int
     """Maximum to generate, earlier attempts included."""
@@ -96,7 +102,6 @@ class Live:
     """Tokens already taken from the engine's list."""
     begun: bool = False
     """Whether a piece has carried the size of its prompt."""
-    rows: RowGate = field(default_factory=RowGate)
     ended: bool = False
     """Whether its last piece was sent; the engine may not have released it yet."""
     aborted_at: float | None = None
@@ -114,6 +119,7 @@ class TrtllmEngine:
         """Why the engine as a whole has failed, or ""."""
         self._live: dict[str, Live] = {}
         self._pumps: set[asyncio.Task[None]] = set()
+        self._tasks: dict[str, asyncio.Task[Piece]] = {}
         self._pending: list[Piece] = []
         self._steps = self._evictions = 0
         self._iteration: Mapping[str, Any] = {}
@@ -191,9 +197,11 @@ class TrtllmEngine:
         kv_tokens = _asked(lambda: int(llm.get_kv_cache_capacity().get("maxNumTokens", 0)), "size of its KV cache")
         context = min(context, kv_tokens) if kv_tokens else context
         vocabulary = checkpoint.vocabulary or codec.vocabulary
-        return Loaded(llm, library, codec, context, vocabulary, end_ids, kv_tokens or 0, optional)
+        logits = checkpoint.vocabulary
+        return Loaded(llm, library, codec, context, vocabulary, end_ids, logits, kv_tokens or 0, optional)
 
     def _card(self, engine: Loaded) -> ModelCard:
+        guided = bool(self._settings.guided_decoding)
         return ModelCard(
             name=self._model,
             engine="trtllm",
@@ -202,10 +210,16 @@ class TrtllmEngine:
             default_output=self._settings.default_output,
             capabilities=Capabilities(
                 **dict.fromkeys(("penalties", "token_prompts", "top_k", "min_p", "repetition_penalty"), True),
-                chat=engine.codec.chats,
+                **engine.codec.chats.capabilities,
                 logprobs=MAX_LOGPROBS,
-                json_schema=bool(self._settings.guided_decoding),
+                json_schema=guided,
+                forced_tools=guided and engine.codec.chats.chat,
+                logit_bias=engine.logits > 0,
+                ignore_eos=True,
+                tokenize=True,
             ),
+            withheld=("*",),
+            takes=(OF_TEMPLATE, BUDGET) if engine.library.thinking and engine.codec.chats.reasoning else (OF_TEMPLATE,),
             created=int(time.time()),
         )
 
@@ -227,18 +241,24 @@ class TrtllmEngine:
 
     async def check(self, request: Request) -> None:
         """Raises Refused, EngineDead."""
-        self._admit(self._running(), request)
+        if request.task is None:
+            self._admit(self._running(), request)
 
     def submit(self, request: Request) -> None:
         """Raises Refused, EngineDead."""
         engine = self._running()
         if self._dead:
             raise EngineDead(self._dead)
-        live, ids = self._admit(engine, request)
-        if live.generated >= live.budget:  # the worker was lost after the last token and before the finish reason
-            self._end(live, Piece(request.id, text=live.text.feed((), last=True), finish="length"))
+        if request.task is not None:
+            task = self._tasks[request.id] = asyncio.create_task(self._perform(engine, request, request.task))
+            task.add_done_callback(partial(self._on_task_end, request.id))
             return
-        live.handle = self._generate(engine, request, ids, live.budget - live.generated)
+        live = self._admit(engine, request)
+        if live.text.stopped or live.generated >= live.budget:  # the worker was lost before the finish reason
+            finish = "stop" if live.text.stopped else "length"
+            self._end(live, replace(live.text.feed((), reason=finish), finish=finish))
+            return
+        live.handle = self._generate(engine, live)
         if not self._live:
             self._progress_at = self._clock()
         self._live[request.id] = live
@@ -251,28 +271,28 @@ class TrtllmEngine:
             raise EngineDead("the engine is not running")
         return self._engine
 
-    def _admit(self, engine: Loaded, request: Request) -> tuple[Live, list[int]]:
-        """Validate a request. Returns its in-flight state and the token ids to continue. Raises Refused."""
-        prompt, past = engine.codec.prompt_ids(request.prompt), engine.codec.past_ids(request.past)
+    def _admit(self, engine: Loaded, request: Request) -> Live:
+        """Validate a request. Returns its in-flight state. Raises Refused."""
+        tags = self._settings.guided_decoding == "xgrammar" and engine.library.tags
+        text = Generation(engine.codec, request, engine.vocabulary, logits=engine.logits, tags=tags)
+        prompt, past = text.prompt, text.past
         budget = request.sampling.max_tokens
         if budget is None:  # always explicit, because the engine's default is 32
             budget = min(self._settings.default_output, engine.context - len(prompt))
         if failure := self._refusal(engine, request, prompt, 0 if request.past_tokens >= budget else len(past)):
             raise Refused(failure)
-        text = TextStream(engine.codec.decode, prompt, past, request.past_text, request.sampling.stop)
-        return Live(request, text, len(prompt), budget, request.past_tokens), prompt + past
+        return Live(request, text, len(prompt), budget, request.past_tokens)
 
     def _refusal(self, engine: Loaded, request: Request, prompt: list[int], past: int) -> Failure | None:
         """Why a request can never run here, or None. `past`: tokens that must be prefilled behind the prompt."""
         settings, sampling, context = self._settings, request.sampling, engine.context
+        forced = request.tools is not None and request.tools.forced
         prefill = context if settings.chunked_prefill else min(context, settings.max_num_tokens)
         code, param = "invalid_value", "prompt"
         if not prompt:
             message = "the prompt has no tokens: send some text"
-        elif engine.vocabulary and not all(0 <= token < engine.vocabulary for token in prompt):
-            message = f"the prompt holds a token id outside 0..{engine.vocabulary - 1}"
-        elif sampling.json_schema is not None and not settings.guided_decoding:
-            code, param = "unsupported_parameter", "response_format"
+        elif (sampling.json_schema is not None or forced) and not settings.guided_decoding:
+            code, param = "unsupported_parameter", "tool_choice" if forced else "response_format"
             message = "this model was started without guided decoding, so it cannot hold its output to a JSON schema"
         elif len(prompt) > prefill:
             code = "context_length_exceeded"
@@ -289,14 +309,14 @@ class TrtllmEngine:
             return None
         return Failure(code, message, 400, param)
 
-    def _generate(self, engine: Loaded, request: Request, ids: list[int], max_tokens: int) -> Any:
+    def _generate(self, engine: Loaded, live: Live) -> Any:
         """Submit to TensorRT-LLM and return its handle. Raises Refused if the request is at fault, else EngineDead."""
-        library = engine.library
+        library, request, text = engine.library, live.request, live.text
         try:
-            given = (request.sampling, max_tokens, engine.end_ids, library.guided)
-            sampling = trtllm_text.keywords(*given, timed=self._settings.return_perf_metrics)
+            given = (request.sampling, live.budget - live.generated, engine.end_ids)
+            sampling = trtllm_text.keywords(*given, timed=self._settings.return_perf_metrics) | text.keywords(library)
             extras = {"sampling_params": library.sampling(**sampling), **self._extras(engine, request)}
-            return engine.llm.generate_async(inputs=ids, streaming=True, **extras)
+            return engine.llm.generate_async(inputs=text.prompt + text.past, streaming=True, **extras)
         except (library.request_error, ValueError, TypeError) as error:
             raise Refused(Failure("invalid_value", f"the engine refused the request: {error}", 400)) from error
         except Exception as error:  # noqa: BLE001 - a dead process or a submit after shutdown: not the request's fault
@@ -316,8 +336,25 @@ class TrtllmEngine:
             chosen["lora_request"] = engine.library.lora_request(lora_name=name, lora_int_id=number, lora_path=path)
         return chosen
 
+    async def _perform(self, engine: Loaded, request: Request, task: Task) -> Piece:
+        """Let the tokenizer answer a task, in a thread."""
+        try:
+            text = await asyncio.to_thread(told, engine.codec, request, task, engine.context, engine.vocabulary)
+            return Piece(request.id, text, finish="stop")
+        except Refused as refused:
+            return Piece(request.id, failure=refused.failure)
+        except Exception as error:
+            log.exception("a task failed in the tokenizer", extra={"request": request.id})
+            return Piece(request.id, failure=Failure("engine_error", f"the tokenizer failed: {type(error).__name__}"))
+
+    def _on_task_end(self, request_id: str, task: asyncio.Task[Piece]) -> None:
+        del self._tasks[request_id]
+        self._emit(Piece(request_id, finish="cancelled") if task.cancelled() else task.result())
+
     def cancel(self, request_id: str) -> None:
         """Idempotent; the last piece comes once the engine has released the request."""
+        if task := self._tasks.get(request_id):
+            task.cancel()
         if live := self._live.get(request_id):
             self._abort(live)
 
@@ -350,19 +387,15 @@ class TrtllmEngine:
         out = live.handle.outputs[0]
         have = len(out.token_ids)
         start = min(live.cursor, have)  # the list may shrink: the engine removes a stop token again
-        ids = tuple(token for token in out.token_ids[start:] if token not in engine.end_ids)
+        kept = live.request.sampling.ignore_eos
+        ids = tuple(token for token in out.token_ids[start:] if kept or token not in engine.end_ids)
         entries, live.cursor = list(out.logprobs or ())[start:have], have
         self._progress_at = self._clock()
         if live.ended:
             return
         reason = out.finish_reason or ""  # of the engine; it has none while the request runs
         live.generated += len(ids)
-        text, wanted = live.text.feed(ids, last=bool(reason)), live.request.sampling.logprobs
-        piece = Piece(live.request.id, text, ids, len(ids))
-        if wanted is not None:
-            told, last = zip(ids, entries, strict=False), bool(reason) or live.text.stopped
-            rows = [trtllm_text.logprob(token, entry, wanted, engine.codec.name) for token, entry in told]
-            piece = replace(piece, logprobs=live.rows.feed(text, rows, last=last))
+        piece = live.text.feed(ids, entries, reason=reason, ends=engine.end_ids)
         if live.text.stopped:
             self._end(live, replace(piece, finish="stop"))
             if not reason:
@@ -370,7 +403,7 @@ class TrtllmEngine:
         elif reason in ("stop", "length"):
             self._end(live, replace(piece, finish=reason))
         else:
-            if ids or text:
+            if piece.n or piece.text:
                 self._emit(piece if live.begun else self._with_prompt_size(live, piece))
             if reason:
                 self._end_unfinished(live, reason)
@@ -514,6 +547,13 @@ def load_library() -> Library:
         from tensorrt_llm.llmapi import llm_args  # noqa: PLC0415
         from tensorrt_llm.sampling_params import GuidedDecodingParams, SamplingParams  # noqa: PLC0415
 
+        torch = importlib.import_module("torch")
+        try:
+            from tensorrt_llm.llmapi import thinking_budget  # noqa: PLC0415 - a newer version's
+
+            thinking = thinking_budget.ThinkingBudgetLogitsProcessor
+        except (ImportError, AttributeError):
+            thinking = None
         return Library(
             version=str(getattr(tensorrt_llm, "__version__", "of unknown version")),
             llm=tensorrt_llm.LLM,
@@ -526,7 +566,9 @@ def load_library() -> Library:
             waiting_policy=getattr(llm_args, "WaitingQueuePolicy", None),
             lora_request=request.LoRARequest,
             request_error=utils.RequestError,
-            gpus=int(importlib.import_module("torch").cuda.device_count()),
+            gpus=int(torch.cuda.device_count()),
+            floats=torch.FloatTensor,
+            thinking=thinking,
         )
     except (ImportError, AttributeError, OSError) as error:  # OSError: a CUDA library it links to is missing
         raise EngineDead(

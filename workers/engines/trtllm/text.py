@@ -5,15 +5,21 @@ It works with any tokenizer that has encode, decode and apply_chat_template, and
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from penstock.engine import ChatTurn, Failure, Logprob, Refused, Sampling, token_text
-from workers.engines.text import ControlTokens, StopMatcher
+from penstock.engine import Logprob, Request, Sampling, token_text
+from workers.engines.calls import BEGIN_TAG, END_TAG
+from workers.engines.chats import NONE, OF_TEMPLATE, ChatFormat, Shown, Variables, opens_reasoning, refused
+from workers.engines.reasoning import BEGIN, END
+from workers.engines.text import ControlTokens
 
+TAGS = frozenset((BEGIN, END, BEGIN_TAG, END_TAG))
 INCOMPLETE = "\ufffd"
 """A decoder's output for the bytes of an incomplete character."""
 
@@ -54,6 +60,14 @@ _BYTE_LETTERS = {chr(each): each for each in _VISIBLE} | {chr(256 + at): each fo
 """The bytes that the letters of a byte-level tokenizer's vocabulary stand for."""
 
 
+class Prompt(NamedTuple):
+    """A prompt as token ids."""
+
+    ids: list[int]
+    opened: bool
+    """It ends with the tag that begins reasoning."""
+
+
 class Codec:
     """Wraps the model's tokenizer behind one interface."""
 
@@ -61,55 +75,73 @@ class Codec:
         self._tokenizer = tokenizer
         self._inner = inner = getattr(tokenizer, "tokenizer", tokenizer)
         self._control = ControlTokens(_control_texts(inner))
-        self.chats = hasattr(tokenizer, "apply_chat_template") and bool(getattr(inner, "chat_template", True))
-        """Whether the model has a chat template."""
+        added = getattr(inner, "added_tokens_decoder", {})
+        special = {token: str(each) for token, each in added.items() if getattr(each, "special", False)}
+        self._tags = {token: text for token, text in special.items() if text in TAGS}
+        """Tags that mark reasoning and calls, and that the tokenizer would leave out of a text."""
+        self._named = frozenset(("chat_template", *_parameters(tokenizer), *_parameters(inner)))
+        self.chats = ChatFormat(_template_of(tokenizer, inner), self._render, self._control)
         own = getattr(tokenizer, "eos_token_id", None)
         self.end_ids = () if own is None else (own,)
         self.vocabulary = len(inner) if hasattr(inner, "__len__") else 0
         """Number of token ids; 0: unknown."""
 
-    def prompt_ids(self, prompt: Sequence[ChatTurn] | str | Sequence[int]) -> list[int]:
+    def prompt(self, request: Request, *, begins: bool = True, special: bool = True) -> Prompt:
         """Convert a prompt to token ids. Control tokens in messages become text, those in a raw prompt stay.
 
-        Raises Refused when the chat template rejects the conversation."""
-        if isinstance(prompt, str):
-            return list(self._tokenizer.encode(prompt, add_special_tokens=True))
-        if prompt and isinstance(prompt[0], ChatTurn):
-            turns = [turn for turn in prompt if isinstance(turn, ChatTurn)]
-            messages, mark = self._control.mark([{"role": turn.role, "content": turn.content} for turn in turns])
-            text = self._render(messages)
-            return self._ids(text.split(mark) if mark else [text])
-        return cast("list[int]", list(prompt))
+        Args:
+            begins: a conversation goes up to where the answer begins.
+            special: a raw text gets the tokens that the tokenizer adds.
 
-    def _ids(self, pieces: Sequence[str]) -> list[int]:
+        Raises Refused when the chat template rejects the conversation.
+        """
+        if isinstance(request.prompt, str):
+            return Prompt(list(self._tokenizer.encode(request.prompt, add_special_tokens=special)), opened=False)
+        if request.turns:
+            pieces = self.chats.conversation(request, begins=begins)
+            return Prompt(self.ids(pieces), opens_reasoning(pieces[-1]))
+        return Prompt(list(request.ids), opened=False)
+
+    def ids(self, pieces: Sequence[str]) -> list[int]:
         """Tokenise each piece separately, so that a control token that was cut in two stays text."""
         return [each for piece in pieces for each in self._tokenizer.encode(piece, add_special_tokens=False)]
 
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        if not self.chats:
-            message = "this model has no chat template: use the completions endpoint"
-            raise Refused(Failure("unsupported_parameter", message, 400, "messages"))
+    def _render(
+        self, messages: Shown, tools: Shown | None = None, variables: Variables = NONE, *, begins: bool = True
+    ) -> str:
+        if taken := sorted(self._named & variables.keys()):
+            raise refused(f"{taken[0]} is no variable of a chat template", OF_TEMPLATE)
+        more = dict(variables) if tools is None else {"tools": tools, **variables}
         try:
             # As text: the result of tokenize=True differs between versions of the tokenizer library.
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=begins, **more)
         except Exception as error:  # the template is the model's own code and may raise anything
-            message = f"the model's chat template does not take these messages: {error}"
-            raise Refused(Failure("invalid_value", message, 400, "messages")) from error
+            raise refused(f"the model's chat template does not take these messages: {error}", "messages") from error
         return str(text)
 
     def past_ids(self, past: Sequence[tuple[str, Sequence[int], int]]) -> list[int]:
         """Token ids of what earlier attempts generated; text is tokenised again where not all ids are known."""
         ids: list[int] = []
         for text, known, count in past:
-            ids += known if len(known) == count else self._ids(self._control.cut(text))
+            ids += known if len(known) == count else self.ids(self._control.cut(text))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        """The text of token ids without special tokens, tags aside."""
+        if self._tags.keys().isdisjoint(ids):
+            return self.text(ids, special=False)
+        parts = groupby(ids, self._tags.get)
+        return "".join([tag * len([*run]) if tag else self.text([*run], special=False) for tag, run in parts])
+
+    def text(self, ids: Sequence[int], *, special: bool = True) -> str:
+        """The text of token ids, special tokens included."""
+        return str(
+            self._tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
+        )
 
     def name(self, token: int) -> str:
         """The text of one token, special tokens included, as `token_text` writes it."""
-        text = str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        text = self.text([token])
         if INCOMPLETE not in text or not hasattr(self._inner, "convert_ids_to_tokens"):
             return text
         piece = str(self._inner.convert_ids_to_tokens(token))
@@ -117,6 +149,22 @@ class Codec:
             return token_text(bytes([int(piece[3:5], 16)]))
         data = [_BYTE_LETTERS.get(letter, -1) for letter in piece]
         return text if -1 in data else token_text(bytes(data))
+
+
+def _template_of(tokenizer: Any, inner: Any) -> str:
+    """The source of the chat template, or of all; "": the model has none."""
+    if not hasattr(tokenizer, "apply_chat_template"):
+        return ""
+    source = getattr(inner, "chat_template", "a tokenizer's own code") or ""
+    return "\n".join(map(str, source.values())) if isinstance(source, Mapping) else str(source)
+
+
+def _parameters(tokenizer: Any) -> list[str]:
+    """What the tokenizer is told of a rendering by name, beside variables of the template."""
+    try:
+        return [*inspect.signature(tokenizer.apply_chat_template).parameters]
+    except (AttributeError, TypeError, ValueError):
+        return []
 
 
 def _control_texts(tokenizer: Any) -> list[str]:
@@ -127,8 +175,7 @@ def _control_texts(tokenizer: Any) -> list[str]:
 
 
 class TextStream:
-    """The text of one request's token ids, cut at its stop strings; bytes of an incomplete character wait for the
-    rest."""
+    """The text of one request's token ids; bytes of an incomplete character wait for the rest."""
 
     def __init__(
         self,
@@ -136,27 +183,21 @@ class TextStream:
         prompt: Sequence[int],
         past: Sequence[int] = (),
         shown: str = "",
-        stops: Sequence[str] = (),
     ) -> None:
         """`past`: the ids that earlier attempts generated; `shown`: what was shown of them. They may have held text
         back, which comes with the next one."""
-        self._decode, self._stops = decode, StopMatcher(stops)
+        self._decode = decode
         self._window = list(prompt[-WINDOW // 2 :])
         self._shown = len(decode(self._window).rstrip(INCOMPLETE)) if self._window else 0
         generated = self._added(past)
         self._overdue = generated[len(shown) :] if generated.startswith(shown) else ""
 
-    @property
-    def stopped(self) -> bool:
-        return self._stops.hit
-
     def feed(self, ids: Sequence[int], *, last: bool = False) -> str:
-        """Return the text that may be shown now. `last`: nothing follows, so nothing waits."""
+        """Return the text that they add. `last`: nothing follows, so nothing waits."""
         text, self._overdue = self._overdue + self._added(ids), ""
         if not last:
-            return self._stops.feed(text)
-        rest = self._decode(self._window)[self._shown :] if self._window else ""
-        return self._stops.feed(text + rest) + self._stops.flush()
+            return text
+        return text + (self._decode(self._window)[self._shown :] if self._window else "")
 
     def _added(self, ids: Sequence[int]) -> str:
         """The text that these ids add."""
@@ -177,7 +218,7 @@ UNLIKELY = -9999.0
 
 
 def keywords(
-    sampling: Sampling, max_tokens: int, end_ids: Sequence[int], guided: Callable[..., Any], *, timed: bool = False
+    sampling: Sampling, max_tokens: int, end_ids: Sequence[int], guided: Any = None, *, timed: bool = False
 ) -> dict[str, Any]:
     """Keyword arguments of a new SamplingParams, into which the engine writes, so that requests never share one. None:
     the engine's own default.
@@ -185,10 +226,10 @@ def keywords(
     Stop strings are left out: without the engine's detokeniser they would match only one exact tokenisation.
 
     Args:
+        guided: the GuidedDecodingParams of an answer that is held to a form.
         timed: the engine measures when it ran the request.
     """
-    greedy, seed, schema = sampling.temperature == 0, sampling.seed, sampling.json_schema
-    grammar = {"json": json.dumps(schema)} if schema else {"json_object": True}
+    greedy, seed = sampling.temperature == 0, sampling.seed
     return {
         "max_tokens": max_tokens,
         "end_id": end_ids[0],
@@ -207,7 +248,7 @@ def keywords(
         "repetition_penalty": sampling.repetition_penalty,
         # Versions differ on whether 0 means "the token's own" or "off".
         "logprobs": None if sampling.logprobs is None else max(1, sampling.logprobs),
-        "guided_decoding": None if schema is None else guided(**grammar),
+        "guided_decoding": guided,
     }
 
 

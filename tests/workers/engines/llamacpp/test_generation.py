@@ -11,7 +11,7 @@ import pytest
 from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Piece, Refused, Request, Sampling
-from penstock.tools import REASONING, TEXT
+from penstock.tools import REASONING, TEXT, Answer, Call, Tool, Tools, read_answer
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.request import Generation
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -89,6 +89,17 @@ def test_an_answer_is_marked_and_a_stop_text_is_found_in_it() -> None:
     assert "".join(piece.text for piece in shown) == f"{REASONING}a{TEXT}b"
     assert [number for piece in shown for number in piece.ids] == list(range(8))
     assert generation.last().finish == "stop"
+
+
+def test_calls_may_follow_reasoning() -> None:
+    """A tag inside the reasoning calls nothing."""
+    tools = Tools(offered=(Tool("f"),))
+    generation = Generation(Request("r", USER, Sampling(), reasoning="default", tools=tools), ["hi"], 512)
+    texts = ["<think>", "a <tool_", "call>", "</think>\n", "<tool_call>{", '"name": "f"}</tool', "_call>"]
+    pieces = [generation.take(chunk(number, text)) for number, text in enumerate(texts)]
+    generation.take(chunk(7, "") | {"choices": [{"text": "", "finish_reason": "stop", "logprobs": None}]})
+    answer = read_answer(piece.text for piece in (*pieces, generation.last()))
+    assert answer == Answer("", [Call("f", "{}")], "a <tool_call>")
 
 
 def test_json_has_no_reasoning() -> None:

@@ -87,9 +87,10 @@ class ToyTokenizer:
         parts = [bytes([token]) if token < 256 else special.get(token, b"") for token in token_ids]
         return b"".join(parts).decode(errors="replace")
 
-    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> str:
+    def apply_chat_template(
+        self, conversation: Any, tools: Any = None, *, tokenize: bool, add_generation_prompt: bool, **kwargs: Any
+    ) -> str:
         assert not tokenize
-        assert add_generation_prompt
         if conversation[0]["role"] == "refuse":
             raise ValueError("unknown role")
         return "".join(f"{turn['role']}:{turn['content']}\n" for turn in conversation)
@@ -239,7 +240,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         "tensorrt_llm.executor": {"__path__": []},
         "tensorrt_llm.executor.utils": {"RequestError": RequestError},
         "tensorrt_llm.executor.request": {"LoRARequest": strict("LoRARequest", SIGNATURES["LoRARequest"])},
-        "torch": {"cuda": SimpleNamespace(device_count=lambda: 8)},
+        "torch": {"cuda": SimpleNamespace(device_count=lambda: 8), "FloatTensor": tuple},
     }
     for name, members in modules.items():
         module = ModuleType(name)
@@ -658,12 +659,12 @@ async def test_logprobs_come_with_their_tokens(started: Rig) -> None:
 
 
 async def test_a_schema_becomes_guided_decoding(rig: Any) -> None:
-    """A JSON schema goes to the engine's grammar, an empty one as "any object"."""
+    """A JSON schema goes to the engine's grammar, an empty one as any object."""
     started = await rig(guided_decoding="xgrammar")
-    started.engine.submit(ask("a", json_schema={"type": "object"}))
+    started.engine.submit(ask("a", json_schema={"type": "array"}))
     started.engine.submit(ask("b", json_schema={}))
-    assert params(started, 0)["guided_decoding"].given == {"json": '{"type": "object"}'}
-    assert params(started, 1)["guided_decoding"].given == {"json_object": True}
+    assert json.loads(params(started, 0)["guided_decoding"].given["json"])["type"] == "array"
+    assert json.loads(params(started, 1)["guided_decoding"].given["json"])["type"] == "object"
 
 
 async def test_the_adapter_of_the_model_goes_with_each_request(rig: Any, tmp_path: Path) -> None:
@@ -747,7 +748,7 @@ class MarkedTokenizer(ToyTokenizer):
             ids += [TURN, *part]
         return ([TURN] if add_special_tokens else []) + ids
 
-    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> str:
+    def apply_chat_template(self, conversation: Any, **more: Any) -> str:
         return "".join(f"<turn>{turn['role']}:{turn['content']}\n" for turn in conversation)
 
 
@@ -813,16 +814,16 @@ async def test_a_text_lost_after_its_last_token_ends_at_once(rig: Any) -> None:
 # --- refusing --------------------------------------------------------------------------------------------------------
 
 
-INVALID, LONG = "invalid_value", "context_length_exceeded"
+INVALID, BAD, LONG = "invalid_value", "invalid_request_error", "context_length_exceeded"
 IMPOSSIBLE: list[tuple[Request, str, str, str]] = [
     (ask(json_schema={}), "unsupported_parameter", "response_format", "without guided decoding"),
     (ask(prompt=[]), INVALID, "prompt", "no tokens"),
-    (ask(prompt=[1, 258]), INVALID, "prompt", "outside 0..257"),
-    (ask(prompt=[-1]), INVALID, "prompt", "outside 0..257"),
+    (ask(prompt=[1, 258]), BAD, "prompt", "not one of this model's 258"),
+    (ask(prompt=[-1]), BAD, "prompt", "not one of this model's 258"),
     (ask(prompt="x" * 90, max_tokens=50), LONG, "prompt", "the prompt has 91 tokens, and 50 were asked"),
     (ask(prompt="x" * 120), LONG, "prompt", "the prompt has 121 tokens"),
     (ask(prompt="x" * 99), LONG, "prompt", "takes 80 in one prefill"),
-    (ask(prompt=[ChatTurn("refuse", "x")]), INVALID, "messages", "does not take these messages: unknown role"),
+    (ask(prompt=[ChatTurn("refuse", "x")]), BAD, "messages", "does not take these messages: unknown role"),
 ]
 
 
@@ -855,7 +856,7 @@ async def test_a_model_without_a_template_does_not_chat(rig: Any, monkeypatch: p
     monkeypatch.setattr(ToyTokenizer, "chat_template", None)
     started = await rig()
     assert not started.card.capabilities.chat
-    with pytest.raises(Refused, match="completions endpoint"):
+    with pytest.raises(Refused, match="use /v1/completions"):
         started.engine.submit(ask(prompt=[ChatTurn("user", "Hi")]))
 
 
