@@ -155,6 +155,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine can continue JSON output that an earlier attempt began: it restores the grammar's state."""
     penalties: bool = False
     """presence_penalty and frequency_penalty."""
+    seed: bool = True
+    """Whether a sampled answer with a seed is the same each time, as far as the engine can."""
     token_prompts: bool = False
     text_prompts: bool = True
     """Whether it takes raw prompts, and not conversations alone."""

@@ -461,6 +461,8 @@ def _of_sampling(job: Job, can: Capabilities) -> Iterator[Refusal]:
     for name in ("presence_penalty", "frequency_penalty") if not can.penalties else ():
         if getattr(sampling, name):  # zero asks for nothing
             yield name, "knows no penalties"
+    if sampling.seed is not None and not can.seed and sampling.temperature != 0:
+        yield "seed", "samples without a seed: leave it out, or use temperature 0"
     for name, neutral in NEUTRAL.items():
         if not getattr(can, name) and getattr(sampling, name) not in (None, neutral):
             yield name, f"has no {name}: leave it out"

@@ -34,7 +34,7 @@ class Added(str):
 
     __slots__ = ("special",)
 
-    def __new__(cls, text: str, *, special: bool) -> Added:
+    def __new__(cls, text: str, *, special: bool = False) -> Added:
         made = super().__new__(cls, text)
         made.special = special
         return made

@@ -1,33 +1,22 @@
-"""Keyword arguments of TensorRT-LLM: builds them from the settings, and checks that the installed version takes them.
-
-Pure: the caller passes the classes of the installed package; this module imports nothing and touches no device.
-"""
+"""Keyword arguments of TensorRT-LLM, built from the settings, and what the installed version can do with them. Pure."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.engine import Sampling
+import msgspec
+
+from penstock.engine import Capabilities, EngineDead, Sampling
+from workers.engines.trtllm.facts import Facts
 from workers.engines.trtllm.settings import TrtllmSettings
 from workers.engines.trtllm.text import keywords
 
-ANCHOR = "1.3.0rc23"
-"""The version of TensorRT-LLM that this adapter was written for."""
-
 PASSED = (
-    *("model", "tokenizer", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"),
+    *("model", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"),
     *("max_batch_size", "max_num_tokens", "stream_interval", "enable_iter_perf_stats", "return_perf_metrics"),
 )
 """Settings that are passed as the TorchLlmArgs field of the same name, unless they are empty or off."""
-
-SALT = "cache_salt"
-"""The keyword of generate_async that keeps the cached prompts of tenants apart."""
-
-OPTIONAL = frozenset({"priority", SALT})
-"""Prototype keywords of generate_async, passed if the installed version has them."""
 
 REFUSED_EXTRA = {
     "quant_config": "quantisation is read from the checkpoint; the KV cache's type is kv_cache.dtype",
@@ -48,15 +37,21 @@ REFUSED_EXTRA = {
 """TorchLlmArgs keywords (or keywords of older versions) that this adapter refuses, and why."""
 
 OWNED = frozenset(TrtllmSettings.__struct_fields__) | {
-    *("max_seq_len", "enable_chunked_prefill", "kv_cache_config", "scheduler_config", "speculative_config"),
-    *("guided_decoding_backend", "enable_lora", "lora_config"),
+    *("max_seq_len", "max_input_len", "enable_chunked_prefill", "kv_cache_config", "scheduler_config"),
+    *("speculative_config", "guided_decoding_backend", "enable_lora", "lora_config"),
 }
 """TorchLlmArgs keywords that follow from settings."""
 
+MERGED = {"kv_cache_config": "kv_cache", "scheduler_config": "scheduler", "speculative_config": "speculative"}
+"""Fields of a settings file of TensorRT-LLM that join the setting of the same content, which has precedence."""
+
+OWN_SCHEDULER = {"capacity_scheduler_policy": "scheduler_policy", "waiting_queue_policy": "waiting_queue_policy"}
+"""Fields of SchedulerConfig, each with the setting from which it follows."""
+
+DRAFTED = ("speculative_model", "max_draft_len")
 SPECULATION_NEEDS = {
-    "Eagle3": ("speculative_model", "max_draft_len"),
-    "Draft_Target": ("speculative_model", "max_draft_len"),
-    "NGram": ("max_draft_len",),
+    **dict.fromkeys(("Eagle3", "Draft_Target", "PARD", "DFlash"), DRAFTED),
+    **dict.fromkeys(("NGram", "SA"), ("max_draft_len",)),
 }
 
 REFUSED_SPECULATION = {
@@ -68,34 +63,26 @@ REFUSED_SPECULATION = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
-    """The parts of the installed package that this adapter uses, and the number of GPUs."""
+def with_config(settings: TrtllmSettings, config: Mapping[str, Any]) -> TrtllmSettings:
+    """The settings above what a settings file of TensorRT-LLM says; its fields without a setting join `extra`.
 
-    version: str
-    llm: Any
-    llm_args: Any
-    """The TorchLlmArgs class, for inspection only: constructing one touches the device."""
-    sampling: Any
-    guided: Any
-    kv_cache: Any
-    scheduler: Any
-    capacity_policy: Any
-    waiting_policy: Any
-    """None where the installed version has no such enumeration."""
-    lora_request: Any
-    request_error: type[Exception]
-    """The error of a single request. Any other error counts as a dead engine: older versions have no class for that."""
-    gpus: int
-    floats: Any
-    """Makes a tensor of a list of numbers."""
-    thinking: Any
-    """The logits processor that ends reasoning; None where the installed version has none."""
+    Raises EngineDead."""
+    if wrong := [name for name in MERGED if not isinstance(config.get(name, {}), dict)]:
+        raise EngineDead(f"config: {', '.join(wrong)} must hold fields: write name: value")
+    joined = {own: _deep(config.get(name, {}), getattr(settings, own)) for name, own in MERGED.items()}
+    extra = {name: value for name, value in config.items() if name not in MERGED}
+    return msgspec.structs.replace(settings, extra=_deep(extra, settings.extra), **joined)
 
-    @property
-    def tags(self) -> bool:
-        """Guided decoding can begin at a tag, as calls of tools do."""
-        return "structural_tag" in (accepted(self.guided) or ())
+
+def _deep(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Both, `above` where they differ; maps in both are joined likewise."""
+    both = {name for name, value in above.items() if isinstance(value, dict) and isinstance(below.get(name), dict)}
+    return below | above | {name: _deep(below[name], above[name]) for name in both}
+
+
+def ranks(settings: TrtllmSettings) -> int:
+    """Copies of the scheduler, each with `max_batch_size` and a KV cache of its own: several with attention DP."""
+    return settings.tensor_parallel_size if settings.extra.get("enable_attention_dp") else 1
 
 
 def folders(settings: TrtllmSettings) -> dict[str, str]:
@@ -107,7 +94,7 @@ def folders(settings: TrtllmSettings) -> dict[str, str]:
 
 
 def fields(settings: TrtllmSettings, context: int, *, salted: bool = True) -> dict[str, Any]:
-    """The keyword arguments of LLM(...) as plain data.
+    """The keyword arguments of LLM(...), plain data throughout: TensorRT-LLM makes its own objects of it.
 
     Args:
         context: maximum sequence length in tokens.
@@ -115,50 +102,25 @@ def fields(settings: TrtllmSettings, context: int, *, salted: bool = True) -> di
     """
     optional = {name: getattr(settings, name) for name in PASSED}
     optional |= {"speculative_config": settings.speculative, "guided_decoding_backend": settings.guided_decoding}
-    scheduler: dict[str, str] = {"capacity_scheduler_policy": settings.scheduler_policy}
-    if settings.waiting_queue_policy == "priority":
-        scheduler["waiting_queue_policy"] = "priority"
+    scheduler = settings.scheduler | {"capacity_scheduler_policy": settings.scheduler_policy}
+    if settings.waiting_queue_policy != "fcfs":
+        scheduler["waiting_queue_policy"] = settings.waiting_queue_policy
     chosen: dict[str, Any] = {name: value for name, value in optional.items() if value} | {
+        "tokenizer": settings.tokenizer or settings.model,  # else an adapter's folder would be read for one
         "max_seq_len": context,
+        "max_input_len": context,  # MAX_UTILIZATION cuts a paused request to this, and its default is 1024
         "enable_chunked_prefill": settings.chunked_prefill,
         "kv_cache_config": settings.kv_cache | ({} if salted else {"enable_block_reuse": False}),
         "scheduler_config": scheduler,
     }
-    if count := len(settings.lora):
-        # As plain data, because the class's module differs between versions.
-        paths, rank = list(settings.lora.values()), settings.max_lora_rank
-        lora = {"lora_dir": paths, "max_lora_rank": rank, "max_loras": count, "max_cpu_loras": count}
+    if settings.adapter:  # the others belong to other models: of several, TensorRT-LLM cannot read the modules
+        paths = [settings.lora[settings.adapter]]
+        lora = {"lora_dir": paths, "max_lora_rank": settings.max_lora_rank, "max_loras": 1, "max_cpu_loras": 1}
         chosen |= {"enable_lora": True, "lora_config": lora}
     return chosen | settings.extra
 
 
-def arguments(plain: dict[str, Any], library: Library) -> dict[str, Any]:
-    """The result of `fields`, with the two configurations as the package's objects. Raises what its classes raise."""
-    scheduler = dict(plain["scheduler_config"])
-    scheduler["capacity_scheduler_policy"] = getattr(library.capacity_policy, scheduler["capacity_scheduler_policy"])
-    if "waiting_queue_policy" in scheduler:
-        scheduler["waiting_queue_policy"] = library.waiting_policy.PRIORITY
-    return plain | {
-        "kv_cache_config": library.kv_cache(**plain["kv_cache_config"]),
-        "scheduler_config": library.scheduler(**scheduler),
-    }
-
-
 # --- what the installed version supports -----------------------------------------------------------------------------
-
-
-def accepted(target: Any) -> frozenset[str] | None:
-    """The keywords that a class or function takes; None if that cannot be inspected (native code, **kwargs)."""
-    declared = getattr(target, "model_fields", None)
-    if declared:
-        return frozenset(declared)
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):
-        return None
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return frozenset(parameter.name for parameter in parameters)
 
 
 def needs(plain: dict[str, Any]) -> list[str]:
@@ -176,36 +138,40 @@ def needs(plain: dict[str, Any]) -> list[str]:
     return [f"{symbol}.{name}" for symbol, names in members.items() for name in names]
 
 
-def missing(plain: dict[str, Any], library: Library) -> list[str]:
-    """Names that this configuration needs and the installed version lacks."""
-    known = {
-        "LLM": frozenset(dir(library.llm)),
-        "LLM.generate_async": accepted(getattr(library.llm, "generate_async", None)),
-        "TorchLlmArgs": accepted(library.llm_args),
-        "SamplingParams": accepted(library.sampling),
-        "GuidedDecodingParams": accepted(library.guided),
-        "KvCacheConfig": accepted(library.kv_cache),
-        "SchedulerConfig": accepted(library.scheduler),
-    }
-    lacking = []
-    for name in needs(plain):
-        symbol, _, member = name.rpartition(".")
-        names = known[symbol]
-        lacking += [name] if names is not None and member not in names else []
-    return lacking
+def capabilities(facts: Facts, settings: TrtllmSettings, chats: Mapping[str, bool], logits: int) -> Capabilities:
+    """What a model can do on this version.
 
-
-def optional_call(library: Library) -> frozenset[str]:
-    """The OPTIONAL keywords that the installed generate_async takes."""
-    return OPTIONAL & (accepted(library.llm.generate_async) or frozenset())
+    Args:
+        chats: capabilities that follow from its chat template.
+        logits: numbers in the output of a step; 0: unknown.
+    """
+    guided = bool(settings.guided_decoding)
+    return Capabilities(
+        **dict.fromkeys(("token_prompts", "top_k", "min_p", "ignore_eos", "tokenize"), True),
+        **chats,
+        logprobs=facts.max_logprobs,
+        json_schema=guided,
+        forced_tools=guided and chats["chat"],
+        logit_bias=facts.logit_bias and logits > 0,
+        penalties=facts.penalties and facts.prompt_ignore_length,  # OpenAI's do not count the prompt
+        repetition_penalty=facts.penalties,
+        seed=facts.seed,
+    )
 
 
 # --- can this configuration work at all? ----------------------------------------------------------------------------
 
 
-def refusals(settings: TrtllmSettings, gpus: int, exists: Callable[[str], bool]) -> list[str]:
+def refusals(
+    settings: TrtllmSettings, gpus: int, exists: Callable[[str], bool], config: Mapping[str, Any] | None = None
+) -> list[str]:
     """Why this configuration cannot be served, one sentence per reason; empty if none is known. TensorRT-LLM itself
-    checks the values of its own fields."""
+    checks the values of its own fields.
+
+    Args:
+        settings: with those of the settings file (`with_config`).
+        config: the fields of that file, only to say where a refused one stands.
+    """
     chosen, extra = settings.speculative, settings.extra
     reasons = [] if settings.model else ["model is empty: name a checkpoint folder"]
     for name, path in folders(settings).items():
@@ -215,13 +181,17 @@ def refusals(settings: TrtllmSettings, gpus: int, exists: Callable[[str], bool])
     needed = tensor * settings.pipeline_parallel_size * int(extra.get("context_parallel_size", 1))
     if experts and tensor % experts:
         reasons.append(f"moe_expert_parallel_size {experts} does not divide tensor_parallel_size {tensor}")
-    fraction = settings.kv_cache.get("free_gpu_memory_fraction", 0.9)
-    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
-        reasons.append(f"kv_cache.free_gpu_memory_fraction must lie between 0 and 1, got {fraction!r}")
+    fraction = settings.kv_cache.get("free_gpu_memory_fraction")
+    if fraction is not None and (not isinstance(fraction, int | float) or not 0 < fraction <= 1):
+        reasons.append(f"kv_cache.free_gpu_memory_fraction must be above 0 and at most 1, got {fraction!r}")
     if needed > gpus:
-        reasons.append(f"it needs {needed} GPUs, this machine shows {gpus}: use smaller parallel sizes")
-    reasons += [f"extra.{name} is a setting of its own: use that" for name in extra if name in OWNED]
-    reasons += [f"extra.{name} cannot be used: {REFUSED_EXTRA[name]}" for name in extra if name in REFUSED_EXTRA]
+        several = "use smaller parallel sizes, or start the worker on several machines with trtllm-llmapi-launch"
+        reasons.append(f"it needs {needed} GPUs, this machine shows {gpus}: {several}")
+    places = {name: "config" if name in (config or {}) else "extra" for name in extra}
+    reasons += [f"{places[name]}.{name} is a setting of its own: use that" for name in extra if name in OWNED]
+    reasons += [f"{places[name]}.{name} cannot be used: {why}" for name, why in REFUSED_EXTRA.items() if name in extra]
+    for name, own in OWN_SCHEDULER.items():
+        reasons += [f"scheduler.{name} is a setting of its own: use {own}"] if name in settings.scheduler else []
     kind = str(chosen.get("decoding_type", ""))
     if chosen and not kind:
         reasons.append("speculative.decoding_type is missing: for example Eagle3, MTP, NGram or Draft_Target")

@@ -131,7 +131,7 @@ def _behaviours(source: Source) -> Iterator[Line]:
 
 def _trial(source: Source, found: Definitions, plains: Mapping[str, dict[str, Any]]) -> Iterator[Line]:
     """Put the settings and one request into the package's own classes."""
-    sampling = text.keywords(Sampling(temperature=0.5, top_p=0.9, seed=1, logprobs=1), 1, [0, 1], dict)
+    sampling = text.keywords(Sampling(temperature=0.5, top_p=0.9, seed=1, logprobs=1), 1, [0, 1])
     known = source.names(found["SamplingParams"]) if "SamplingParams" in found else frozenset()
     asked = {
         "root": str(source.root.absolute()),

@@ -18,7 +18,7 @@ from workers.engines.reasoning import BEGIN, END, as_written
 from workers.engines.schema import UnusableSchemaError, plain
 from workers.engines.task_answers import max_told_bytes, reported_tokens
 from workers.engines.text import RowGate, joined
-from workers.engines.trtllm.args import Library
+from workers.engines.trtllm.library import Library
 from workers.engines.trtllm.text import Codec, TextStream, logprob
 
 BUDGET = "thinking_token_budget"

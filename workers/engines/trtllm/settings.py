@@ -36,6 +36,8 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of KvCacheConfig."""
     scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
     """What is admitted to the KV cache."""
+    scheduler: dict[str, Any] = {}
+    """Further fields of SchedulerConfig, such as `context_chunking_policy`."""
     waiting_queue_policy: Literal["fcfs", "priority"] = "fcfs"
     """"priority": inside the engine, higher lanes go first, and in each lane requests that lost their worker."""
     chunked_prefill: bool = True
@@ -61,6 +63,8 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     separate prefill from waiting inside the engine. Costs time in every step."""
     extra: dict[str, Any] = {}
     """Any other TorchLlmArgs field, checked against the installed version at start."""
+    config: Path | None = None
+    """A settings file of TensorRT-LLM (YAML), whose fields hold where neither `extra` nor a setting says otherwise."""
     watchdog_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     """The engine counts as hung when requests run and it has generated no token for this long."""
 

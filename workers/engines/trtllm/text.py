@@ -5,6 +5,7 @@ It works with any tokenizer that has encode, decode and apply_chat_template, and
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import re
@@ -73,6 +74,8 @@ class Codec:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._decoder = copy.deepcopy(tokenizer)
+        """For answers: while one thread tokenises a prompt, another must not use the same tokenizer."""
         self._inner = inner = getattr(tokenizer, "tokenizer", tokenizer)
         self._control = ControlTokens(_control_texts(inner))
         added = getattr(inner, "added_tokens_decoder", {})
@@ -135,9 +138,7 @@ class Codec:
 
     def text(self, ids: Sequence[int], *, special: bool = True) -> str:
         """The text of token ids, special tokens included."""
-        return str(
-            self._tokenizer.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-        )
+        return str(self._decoder.decode(list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
     def name(self, token: int) -> str:
         """The text of one token, special tokens included, as `token_text` writes it."""
@@ -218,7 +219,13 @@ UNLIKELY = -9999.0
 
 
 def keywords(
-    sampling: Sampling, max_tokens: int, end_ids: Sequence[int], guided: Any = None, *, timed: bool = False
+    sampling: Sampling,
+    max_tokens: int,
+    end_ids: Sequence[int],
+    guided: Any = None,
+    *,
+    prompt: int = 0,
+    timed: bool = False,
 ) -> dict[str, Any]:
     """Keyword arguments of a new SamplingParams, into which the engine writes, so that requests never share one. None:
     the engine's own default.
@@ -227,10 +234,12 @@ def keywords(
 
     Args:
         guided: the GuidedDecodingParams of an answer that is held to a form.
+        prompt: tokens that penalties do not count.
         timed: the engine measures when it ran the request.
     """
-    greedy, seed = sampling.temperature == 0, sampling.seed
-    return {
+    greedy, seed = 0 in (sampling.temperature, sampling.top_p), sampling.seed
+    penalised = sampling.presence_penalty or sampling.frequency_penalty
+    return ({"prompt_ignore_length": prompt} if penalised else {}) | {
         "max_tokens": max_tokens,
         "end_id": end_ids[0],
         "stop_token_ids": list(end_ids[1:]) or None,
