@@ -19,7 +19,17 @@ TOOL = Tool("f", "", {"type": "object"})
 AUTO, FORCED = Tools(offered=(TOOL,)), Tools(offered=(TOOL,), choice="required")
 GROUP = Inputs((("a", "b"),))
 FLAGS = (
-    *("chat", "json_schema", "penalties", "token_prompts", "top_k", "min_p", "repetition_penalty", "logit_bias"),
+    *(
+        "chat",
+        "json_schema",
+        "penalties",
+        "seed",
+        "token_prompts",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "logit_bias",
+    ),
     *("ignore_eos", "tools", "forced_tools", "tools_with_schema", "reasoning", "reasoning_effort"),
     *("embed", "rerank", "tokenize", "embedding_dimensions"),
 )
@@ -55,6 +65,7 @@ REFUSED: list[tuple[Job, dict[str, Any], str, str]] = [
     ),
     (job(CHAT, Sampling(presence_penalty=0.1)), {"penalties": False}, "presence_penalty", ""),
     (job(CHAT, Sampling(frequency_penalty=-0.1)), {"penalties": False}, "frequency_penalty", ""),
+    (job(CHAT, Sampling(seed=7)), {"seed": False}, "seed", "temperature 0"),
     *(
         (job(TEXT, Sampling(**{name: value})), {name: False}, name, "leave it out")
         for name, value in (("top_k", 5), ("min_p", 0.1), ("repetition_penalty", 1.1), ("ignore_eos", True))

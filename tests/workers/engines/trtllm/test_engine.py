@@ -438,6 +438,8 @@ async def test_start_gives_the_engine_its_arguments_and_a_card(rig: Any, library
     assert given["kv_cache_config"] == {"dtype": "fp8"}
     assert given["scheduler_config"] == {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"}
     assert (given["max_seq_len"], given["stream_interval"], given["enable_chunked_prefill"]) == (4096, 2, True)
+    assert given["max_input_len"] == 4096, "its default would cut a request that MAX_UTILIZATION has paused"
+    assert given["tokenizer"] == given["model"]
     assert given["guided_decoding_backend"] == "xgrammar"
     assert "quant_config" not in given
     assert (started.card.name, started.card.engine, started.card.context) == ("toy", "trtllm", 4096)
@@ -503,6 +505,97 @@ async def test_start_switches_usage_reports_off(rig: Any, monkeypatch: pytest.Mo
     monkeypatch.setenv("TRTLLM_NO_USAGE_STATS", "0")
     await rig()
     assert os.environ["TRTLLM_NO_USAGE_STATS"] == "0"
+
+
+async def test_a_version_says_what_the_model_can(rig: Any, library: SimpleNamespace) -> None:
+    """What the installed sampler ignores is not claimed. Penalties that count the prompt are not those of OpenAI."""
+    library.facts = facts(seed=False, prompt_ignore_length=False, max_logprobs=100)
+    can = (await rig()).card.capabilities
+    assert (can.seed, can.penalties, can.repetition_penalty, can.logprobs) == (False, False, True, 100)
+    library.facts = facts(penalties=False)
+    can = (await rig()).card.capabilities
+    assert (can.seed, can.penalties, can.repetition_penalty) == (True, False, False)
+    library.facts = facts()
+    assert (await rig()).card.capabilities.penalties
+
+
+async def test_names_are_imported_from_where_they_are(rig: Any, library: SimpleNamespace) -> None:
+    """They move between versions. What the settings do not need may be missing, and nothing else is imported."""
+    public = library.modules["tensorrt_llm.llmapi"]
+    library.modules["torch"].RequestError = public.RequestError
+    moved = {"RequestError": "torch", **dict.fromkeys(("LLM", "SamplingParams"), "tensorrt_llm.llmapi")}
+    del public.LoRARequest, public.RequestError, public.GuidedDecodingParams
+    library.facts = facts(modules=moved)
+    started = await rig()
+    await started.submit(ask())
+    started.llm.fail(RequestError("no space"))
+    await settle()
+    assert started.failure("r").status == 500
+    assert started.engine.health().ok
+    with pytest.raises(EngineDead, match="it has no GuidedDecodingParams"):
+        await rig(guided_decoding="xgrammar")
+
+
+async def test_gpus_of_other_machines_count_where_mpi_started_all_ranks(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT-LLM's launcher says how many there are."""
+    sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 2}
+    with pytest.raises(EngineDead, match="trtllm-llmapi-launch"):
+        await rig(**sizes)
+    monkeypatch.setenv("tllm_mpi_size", "16")
+    monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1")
+    assert (await rig(**sizes)).llm.given["pipeline_parallel_size"] == 2
+
+
+async def test_a_settings_file_of_the_engine_holds_where_no_setting_does(rig: Any, tmp_path: Path) -> None:
+    """Map by map: settings, then `extra`, then the file. The scheduler's further fields are settings, too."""
+    (tmp_path / "extra.yaml").write_text(
+        "kv_cache_config: {dtype: fp8, free_gpu_memory_fraction: 0.5}\n"
+        "scheduler_config: {context_chunking_policy: EQUAL_PROGRESS, enable_prefix_aware_scheduling: false}\n"
+        "cuda_graph_config: {max_batch_size: 8, enable_padding: true}\n"
+        "enable_attention_dp: true\n"
+    )
+    started = await rig(
+        config=tmp_path / "extra.yaml",
+        kv_cache={"free_gpu_memory_fraction": 1.0},
+        scheduler={"context_chunking_policy": "FIRST_COME_FIRST_SERVED"},
+        extra={"cuda_graph_config": {"max_batch_size": 16}},
+        tensor_parallel_size=2,
+    )
+    given = started.llm.given
+    assert given["kv_cache_config"] == {"dtype": "fp8", "free_gpu_memory_fraction": 1.0}
+    assert given["scheduler_config"] == {
+        "context_chunking_policy": "FIRST_COME_FIRST_SERVED",
+        "enable_prefix_aware_scheduling": False,
+        "capacity_scheduler_policy": "GUARANTEED_NO_EVICT",
+    }
+    assert given["cuda_graph_config"] == {"max_batch_size": 16, "enable_padding": True}
+    assert started.engine.stats().slots == 512, "what follows from a setting follows from the file"
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("backend: pytorch", "config.backend cannot be used: only the PyTorch backend"),
+        ("max_batch_size: 4", "config.max_batch_size is a setting of its own"),
+        ("scheduler_config: {capacity_scheduler_policy: STATIC_BATCH}", "use scheduler_policy"),
+        ("kv_cache_config: {free_gpu_memory_fraction: 2}", "above 0 and at most 1, got 2"),
+        ("speculative_config: {decoding_type: Medusa}", "the PyTorch backend does not have it"),
+        ("turbo: true", "TorchLlmArgs.turbo"),
+        ("kv_cache_config: 3", "kv_cache_config must hold fields"),
+        ("- 3", "holds no fields"),
+        ("a: [", "cannot be read"),
+    ],
+)
+async def test_a_settings_file_may_say_no_more_than_settings(
+    rig: Any, tmp_path: Path, written: str, words: str
+) -> None:
+    """The same is refused as in `extra`, and the sentence says where it stands."""
+    (tmp_path / "extra.yaml").write_text(written)
+    with pytest.raises(EngineDead, match=re.escape(words)):
+        await rig(config=tmp_path / "extra.yaml")
+    assert not DoubleLLM.instances
 
 
 async def test_start_names_every_keyword_the_version_lacks(rig: Any, library: SimpleNamespace) -> None:
@@ -584,6 +677,13 @@ async def test_a_load_that_is_called_off_leaves_no_engine_behind(rig: Any, monke
         ({"speculative": {"decoding_type": "Lookahead"}}, "the PyTorch backend does not have it"),
         ({"speculative": {"decoding_type": "Eagle"}}, "ask for Eagle3"),
         ({"speculative": {"decoding_type": "NGram"}}, "speculative.max_draft_len is missing: NGram needs it"),
+        ({"speculative": {"decoding_type": "SA"}}, "speculative.max_draft_len is missing: SA needs it"),
+        ({"speculative": {"decoding_type": "PARD", "max_draft_len": 3}}, "speculative_model is missing: PARD needs it"),
+        (
+            {"speculative": {"decoding_type": "DFlash", "max_draft_len": 3}},
+            "speculative_model is missing: DFlash needs",
+        ),
+        ({"scheduler": {"waiting_queue_policy": "priority"}}, "is a setting of its own: use waiting_queue_policy"),
         ({"speculative": {"decoding_type": "Eagle3"}}, "speculative.speculative_model is missing: Eagle3 needs it"),
         (
             {"speculative": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/none"}},
@@ -610,12 +710,20 @@ def documented() -> list[dict[str, Any]]:
     return found
 
 
+def test_all_of_the_free_memory_may_be_asked_for() -> None:
+    """TensorRT-LLM takes all of it, and None for its own default."""
+    for fraction in (1, 1.0, None):
+        settings = TrtllmSettings(model="/checkpoint", kv_cache={"free_gpu_memory_fraction": fraction})
+        assert trtllm_args.refusals(settings, 8, lambda path: True) == []
+
+
 @pytest.mark.parametrize("options", [*documented(), EVERYTHING])
 def test_documented_examples_are_possible(options: dict[str, Any]) -> None:
     """Every example of the manual loads, is not refused on eight GPUs and uses known engine fields only; so does one
     with everything switched on."""
     settings = build(TrtllmSettings, options, "options")
     assert trtllm_args.refusals(settings, 8, lambda path: True) == []
+    assert "num_nextn_predict_layers" not in settings.speculative, "deprecated: the model's own value"
     plain = trtllm_args.fields(settings, 4096)
     assert set(plain) <= set(SIGNATURES["TorchLlmArgs"])
     assert set(plain["kv_cache_config"]) <= set(SIGNATURES["KvCacheConfig"])
@@ -668,6 +776,38 @@ async def test_sampling_is_explicit_and_never_shared(started: Rig) -> None:
     assert all(call["streaming"] for call in started.llm.calls)
     await started.submit(ask("greedy", temperature=0, n=3))
     assert [params(started)[name] for name in ("top_k", "temperature", "n", "best_of")] == [1, None, 1, 1]
+    await started.submit(ask("none", top_p=0, temperature=0.7, seed=3))
+    assert [params(started)[name] for name in ("top_k", "temperature", "top_p", "seed")] == [1, None, None, None]
+
+
+async def test_penalties_leave_the_prompt_out(started: Rig) -> None:
+    """As OpenAI's do; of a text that lost its worker, too, whose begin is in the engine's prompt."""
+    await started.submit(ask("a", presence_penalty=0.5))
+    await started.submit(ask("b", frequency_penalty=0.5, past=[("Hel", list(b"Hel"), 3)]))
+    assert [params(started, call)["prompt_ignore_length"] for call in (0, 1)] == [4, 4]
+    assert len(started.llm.calls[1]["inputs"]) == 7
+    await started.submit(ask("c"))
+    assert "prompt_ignore_length" not in params(started)
+
+
+async def test_the_workers_loop_makes_no_request(started: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts and answers become tokens and text in other threads; a step of all requests comes back in one call."""
+    threads: dict[str, set[int]] = {"encode": set(), "decode": set()}
+    for name, seen in threads.items():
+        method = getattr(ToyTokenizer, name)
+
+        def noted(self: Any, *args: Any, _seen: Any = seen, _method: Any = method, **more: Any) -> Any:
+            _seen.add(threading.get_ident())
+            return _method(self, *args, **more)
+
+        monkeypatch.setattr(ToyTokenizer, name, noted)
+    for number in range(5):
+        await started.submit(ask(f"r{number}"))
+    await started.finish(*[f"r{number}" for number in range(5)])
+    assert threads["encode"]
+    assert threads["decode"] - threads["encode"], "a long prompt delays no answer"
+    assert threading.get_ident() not in threads["encode"] | threads["decode"]
+    assert {len(step) for step in started.steps} == {5}
 
 
 async def test_a_stop_string_across_steps_is_cut_before_it(started: Rig) -> None:
@@ -1107,6 +1247,81 @@ async def test_stop_is_bounded_and_tells_what_it_ended(started: Rig, caplog: pyt
         await started.submit(ask("late"))
 
 
+async def test_an_abort_of_a_waiting_request_may_get_no_answer(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine forgets it: it ends here once others have got tokens since. One that had begun is waited for."""
+    monkeypatch.setattr("workers.engines.trtllm.driver.RELEASE_S", 0.02)
+    now = [0.0]
+    started = await rig(clock=lambda: now[0])
+    started.llm.reply = "x" * 500
+    await started.begin("begun")
+    for name in ("lost", "fine"):
+        await started.submit(ask(name))
+    for name in ("lost", "begun"):
+        started.engine.cancel(name)
+    await until(lambda: sum(output.aborts for output in started.llm.live) == 2)
+    started.llm.live[:] = [output for output in started.llm.live if not output.aborts]
+    for _ in range(5):
+        await asyncio.sleep(0.03)
+    assert not started.pieces("lost"), "while nothing moves, the whole engine may hang"
+    now[0] = 1.0
+    await started.turn()
+    await until(lambda: bool(started.pieces("lost")))
+    assert started.pieces("lost")[-1].finish == "cancelled"
+    await until(lambda: started.engine.stats().running == 2)
+    assert not any(piece.last for piece in started.pieces("begun"))
+    assert started.engine.health().ok
+
+
+async def test_a_dying_executor_is_seen_while_its_call_blocks(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of the engine may wait for ever for the end of a dead process. The worker's loop goes on, and says so."""
+    blocked, go_on = threading.Event(), threading.Event()
+    started = await rig()
+    await started.begin()
+
+    def never(self: DoubleLLM, **given: Any) -> Output:
+        blocked.set()
+        go_on.wait()
+        raise EngineDeadError("rank 1")
+
+    monkeypatch.setattr(DoubleLLM, "generate_async", never)
+    try:
+        started.engine.submit(ask("next"))
+        await until(blocked.is_set)
+        assert started.engine.health().ok
+        started.llm._executor = SimpleNamespace(_fatal_error=RuntimeError("rank 1 died"))
+        assert "not healthy" in started.engine.health().reason
+        del started.llm._executor
+        assert started.engine.health().ok
+        await started.engine.stop()
+    finally:
+        go_on.set()
+
+
+async def test_a_call_that_never_returns_ends_the_engine(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the engine does not say that it dies, it is restarted after the watchdog's time."""
+    go_on = threading.Event()
+    started = await rig(watchdog_s=0.6, clock=lambda: 0.0)
+    monkeypatch.setattr(DoubleLLM, "generate_async", lambda self, **given: go_on.wait())
+    try:
+        started.engine.submit(ask())
+        await until(lambda: "has not returned" in started.engine.health().reason)
+        await started.engine.stop()
+    finally:
+        go_on.set()
+
+
+async def test_a_schema_that_the_engine_does_not_take_is_the_requests_fault(rig: Any) -> None:
+    """Its grammar library says so with the first response. Any other error is the engine's."""
+    started = await rig(guided_decoding="xgrammar")
+    for words, status in (("Guided decoding error: bad schema", 400), ("out of blocks", 500)):
+        await started.submit(ask(str(status), json_schema={"type": "array"}))
+        started.llm.fail(RequestError(words))
+        started.llm.live.clear()
+        await settle()
+        failure = started.failure(str(status))
+        assert (failure.status, words in failure.message) == (status, True)
+
+
 async def test_an_engine_that_takes_no_abort_is_dead(started: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """An abort is a message to the engine's process; when it cannot be sent, nobody is there."""
     await started.submit(ask())
@@ -1156,12 +1371,27 @@ async def test_statistics_come_from_their_own_thread(rig: Any) -> None:
         await until(lambda: started.engine.stats().evictions == evictions)  # noqa: B023
 
 
+async def test_attention_dp_has_a_scheduler_on_each_rank(rig: Any) -> None:
+    """Each admits a whole batch and has a KV cache of its own; statistics come by rank."""
+    dp = {"extra": {"enable_attention_dp": True}, "tensor_parallel_size": 4, "max_batch_size": 8}
+    started = await rig(enable_iter_perf_stats=True, max_seq_len=200_000, **dp)
+    assert (started.engine.stats().slots, started.engine.stats().kv_tokens) == (32, 400_000)
+    assert started.card.context == 100_000, "a request is on one rank"
+    blocks = [{"kvCacheStats": {"usedNumBlocks": used, "tokensPerBlock": 32}} for used in (3, 4)]
+    started.llm.statistics = [{"attentionDpRank": rank, **each} for rank, each in enumerate(blocks)]
+    await until(lambda: started.engine.stats().kv_used == 7 * 32)
+    started.llm.statistics = [{"attentionDpRank": 0, "kvCacheStats": {"usedNumBlocks": 1, "tokensPerBlock": 32}}]
+    await until(lambda: started.engine.stats().kv_used == 5 * 32)
+
+
 async def test_statistics_that_break_do_not_hurt(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A backend that raises instead of giving statistics is asked no more, and everything else goes on."""
+    """A backend that raises instead of giving statistics is asked again later, and everything else goes on."""
     started = await rig(enable_iter_perf_stats=True)
     with caplog.at_level(logging.WARNING):
         started.llm.statistics = ["broken"]
         await until(lambda: "gives no statistics" in caplog.text)
+    started.llm.statistics = [{"kvCacheStats": {"usedNumBlocks": 3, "tokensPerBlock": 32}}]
+    await until(lambda: started.engine.stats().kv_used == 96)
     await started.submit(ask())
     await started.finish("r")
     assert started.engine.health().ok
