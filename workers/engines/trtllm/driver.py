@@ -92,7 +92,8 @@ class Live:
 
 
 class Driver:
-    """The thread. Other threads call `submit`, `cancel`, `check`, `stalled` and `stop`, and read the fields.
+    """The thread. Other threads call `submit`, `cancel`, `check`, `held`, `trouble` and
+    `stop`.
 
     Args:
         deliver: called on the loop of the creator, with the pieces of one step.
@@ -113,6 +114,8 @@ class Driver:
         self._progress_at = 0.0
         self._ticked_at = time.monotonic()
         """When this thread's loop last ran."""
+        self._healthy = True
+        """What TensorRT-LLM said of itself then."""
         self._bursts = 0
         self._pieces: list[Piece] = []
         self._salt_key = secrets.token_bytes(32)
@@ -154,9 +157,13 @@ class Driver:
         if request.task is None:
             await asyncio.wrap_future(self._prompts.submit(self._admit, Live(request)))
 
-    def stalled(self, patience_s: float) -> str:
-        """Why the engine counts as hung after `patience_s` without progress, or ""."""
+    def trouble(self, patience_s: float) -> str:
+        """Why the engine counts as dead, or as hung after `patience_s` without progress; "" if it does not."""
         now, live = self._clock(), self.held()
+        if self.dead:
+            return self.dead
+        if has_failed(self._engine.llm) or not self._healthy:
+            return "TensorRT-LLM says it is not healthy"
         if (frozen := time.monotonic() - self._ticked_at) > patience_s:
             return f"a call of TensorRT-LLM has not returned for {frozen:.0f} s"
         if any(each.aborted_at is None for each in live) and now - self._progress_at > patience_s:
@@ -185,6 +192,7 @@ class Driver:
     # --- a request comes ---------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
+        self._healthy = is_healthy(self._engine.llm)
         self._ticked_at = time.monotonic()
         self._loop.call_later(TICK_S, self._tick)
 
@@ -398,8 +406,7 @@ class Driver:
         generating = any(live.cursor and not live.ended for live in self.held())
         if len(failures) >= MIN_BURST and len(set(failures)) == 1 and not generating:
             self._bursts += 1
-            healthy = is_healthy(self._engine.llm)
-            if self._bursts < MAX_BURSTS and healthy:
+            if self._bursts < MAX_BURSTS and is_healthy(self._engine.llm):
                 pieces = [piece if piece.failure is None else replace(piece, failure=None, finish=RETURNED)
                           for piece in pieces]  # fmt: skip
             else:  # these failures are dropped: their jobs are claimed again, and a poison job runs out of attempts
@@ -424,13 +431,15 @@ class Driver:
             self._flush()
 
 
+def has_failed(llm: Any) -> bool:
+    """Whether TensorRT-LLM has noted a fatal error, which it does before it waits for the end of a dead process."""
+    return getattr(getattr(llm, "_executor", None), "_fatal_error", None) is not None
+
+
 def is_healthy(llm: Any) -> bool:
-    """What TensorRT-LLM says of itself. Its health check is private, may be missing and has been wrong; a fatal error
-    that it has noted is one, even while it waits for the end of a dead process."""
-    if getattr(getattr(llm, "_executor", None), "_fatal_error", None) is not None:
-        return False
+    """What TensorRT-LLM says of itself, which may take it a while. The check is private, and may be missing."""
     check = getattr(llm, "_check_health", None)
-    return check is None or bool(asked(check, "word on its health"))
+    return not has_failed(llm) and (check is None or bool(asked(check, "word on its health")))
 
 
 def asked(ask: Callable[[], T], what: str) -> T | None:

@@ -24,7 +24,7 @@ from workers.engines.chats import OF_TEMPLATE
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import library as trtllm_library
 from workers.engines.trtllm import text as trtllm_text
-from workers.engines.trtllm.driver import Driver, Loaded, asked, is_healthy
+from workers.engines.trtllm.driver import Driver, Loaded, asked
 from workers.engines.trtllm.generation import BUDGET
 from workers.engines.trtllm.library import Library
 from workers.engines.trtllm.settings import TrtllmSettings
@@ -198,11 +198,9 @@ class TrtllmEngine:
         )
 
     def health(self) -> EngineHealth:
-        if self._engine is None or self._driver is None:
+        if self._driver is None:
             return EngineHealth(False, "the engine is not running")
-        reason = self._driver.dead or self._driver.stalled(self._settings.watchdog_s)
-        if not reason and not is_healthy(self._engine.llm):
-            reason = "TensorRT-LLM says it is not healthy"
+        reason = self._driver.trouble(self._settings.watchdog_s)
         return EngineHealth(not reason, reason)
 
     def _read_statistics(self, read: Callable[..., list[Mapping[str, Any]]]) -> None:

@@ -1226,9 +1226,9 @@ async def test_the_watchdog_sees_an_abort_without_an_answer(rig: Any) -> None:
 async def test_the_engines_own_word_counts_where_it_gives_one(started: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its private health check is believed when it says no or breaks, and not missed when it is not there."""
     started.llm.healthy = False
-    assert "not healthy" in started.engine.health().reason
+    await until(lambda: "not healthy" in started.engine.health().reason)
     monkeypatch.delattr(DoubleLLM, "_check_health")
-    assert started.engine.health().ok
+    await until(lambda: started.engine.health().ok)
 
 
 async def test_stop_is_bounded_and_tells_what_it_ended(started: Rig, caplog: pytest.LogCaptureFixture) -> None:
