@@ -194,10 +194,11 @@ MAX_COUNT = 1000
 writes each of them out."""
 
 _COUNTS = ("Items", "Length", "Properties")
+_NAMING = ("properties", "patternProperties", "unevaluatedProperties")
 
 
 def as_grammar(schema: dict[str, Any]) -> dict[str, Any]:
-    """A plain schema as llama.cpp's grammar takes it: it holds what it knows of it, and the finished answer is checked
+    """A plain schema as an engine's grammar takes it: it holds what it knows of it, and the finished answer is checked
     against all of it. Patterns and counts that no grammar can hold are left out."""
     arrays = json.dumps(schema).count('Items"')
     limit = min(MAX_COUNT, 100 * MAX_COUNT // max(1, arrays))
@@ -209,6 +210,8 @@ def _held(schema: dict[str, Any], limit: int) -> dict[str, Any]:
         del schema["pattern"]
     if isinstance(named := schema.get("patternProperties"), Mapping):
         schema["patternProperties"] = {name: each for name, each in named.items() if not _UNHELD.search(name)}
+    if schema.get("type") == "object" and schema.keys().isdisjoint(_NAMING):
+        schema.setdefault("additionalProperties", True)  # xgrammar would let it have no property
     for counted in _COUNTS:
         if _number(schema.get(f"min{counted}")) > limit:
             schema[f"min{counted}"] = limit

@@ -110,6 +110,13 @@ def test_a_grammar_counts_to_a_thousand(counted: str) -> None:
     assert not any("maxItems" in each for each in many["properties"].values())
 
 
+def test_an_object_without_names_of_properties_may_have_any() -> None:
+    """Also where a library takes an object that names none for an empty one."""
+    held = as_grammar({"type": "object", "properties": {"a": {"type": "object"}, "b": {"type": "string"}}})
+    assert "additionalProperties" not in held
+    assert held["properties"] == {"a": {"type": "object", "additionalProperties": True}, "b": {"type": "string"}}
+
+
 def test_what_no_grammar_holds_is_left_to_the_check() -> None:
     schema = {"patternProperties": {"^(?=a)": {}, "^b": {}}, "properties": {"pattern": {"pattern": r"\bfoo\b"}}}
     held = as_grammar(schema)
