@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+SPECIAL = ("<|im_end|>", "<|im_start|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 IDS = {text: 256 + number for number, text in enumerate(SPECIAL)}
 END = IDS["<|im_end|>"]
 

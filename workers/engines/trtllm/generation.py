@@ -40,6 +40,7 @@ class Generation:
         """
         self._codec, self._request = codec, request
         self._guide, self._bias, self._budget = guide(request, tags=tags), bias(request, logits), budget(request)
+        self._tags = [] if self._budget is None else [codec.ids([tag]) for tag in (BEGIN, END)]
         check_ids(request.ids, vocabulary, "prompt")
         self.prompt, opened = codec.prompt(request)
         past = request.past
@@ -61,8 +62,7 @@ class Generation:
         if self._request.sampling.ignore_eos:
             found |= {"ignore_eos": True, "stop_token_ids": None}
         if self._budget is not None and library.thinking is not None:
-            tags = [self._codec.ids([tag]) for tag in (BEGIN, END)]
-            found["logits_processor"] = library.thinking(self._budget, *tags)
+            found["logits_processor"] = library.thinking(self._budget, *self._tags)
         return found
 
     @property
