@@ -178,6 +178,14 @@ async def test_the_effort_is_told_to_the_template(rig: Any) -> None:
     assert TemplateTokenizer().decode(started.llm.calls[-1]["inputs"]).endswith("<think></think>")
 
 
+async def test_a_stop_string_that_was_shown_ends_the_answer(rig: Any) -> None:
+    """The worker was lost behind it, before the finish reason: the engine is not asked."""
+    started = await rig()
+    await started.submit(chat(past=[("one END", (), 2)], stop=("END",), max_tokens=9))
+    (piece,) = started.pieces("r")
+    assert (piece.text, piece.finish, started.llm.calls) == ("", "stop", [])
+
+
 # --- sampling --------------------------------------------------------------------------------------------------------
 
 
