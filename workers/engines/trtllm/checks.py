@@ -7,6 +7,7 @@ process, with stubs for its native code), and an installed package is imported.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -139,17 +140,11 @@ def _trial(source: Source, found: Definitions, plains: Mapping[str, dict[str, An
         "settings": plains,
         "sampling": {name: value for name, value in sampling.items() if name in known},
     }
-    command = [sys.executable, "-m", "workers.engines.trtllm.trial"]
-    try:
-        child = subprocess.run(
-            command, input=json.dumps(asked), capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=True
-        )
-        told = json.loads(child.stdout.splitlines()[-1])
-    except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
-        said = str(getattr(error, "stderr", "") or error).strip()
-        yield Line("settings", "skipped", "trial", "", f"it ended early: {said.splitlines()[-1]}")
+    told, problem = _child("-m", "workers.engines.trtllm.trial", given=json.dumps(asked))
+    if problem:
+        yield Line("settings", "skipped", "trial", "", f"it ended early: {problem}")
         return
-    for symbol, state, name, reason in told:
+    for symbol, state, name, reason in json.loads(told.splitlines()[-1]):
         yield Line("settings", state, name, found[symbol].place, reason, needed=True)
 
 
@@ -164,13 +159,19 @@ def installed(models: Models) -> Iterator[Line]:
         name = f"{PACKAGE} {version(PACKAGE)}"
     except PackageNotFoundError:
         name = PACKAGE
-    trial = subprocess.run(
-        [sys.executable, "-c", f"import {PACKAGE}"],
-        capture_output=True,
-        text=True,
-        timeout=TRIAL_TIMEOUT_S,
-        check=False,
-    )
-    problem = (trial.stderr.strip() or f"exit {trial.returncode}").splitlines()[-1] if trial.returncode else ""
+    _, problem = _child("-c", f"import {PACKAGE}")
     yield Line("installed", "fails" if problem else "holds", name, str(root), problem, needed=True)
     yield from check(root, models)
+
+
+def _child(*arguments: str, given: str = "") -> tuple[str, str]:
+    """What a Python process prints, and why it failed, or ""."""
+    command, quiet = [sys.executable, "-P", *arguments], {"TRTLLM_NO_USAGE_STATS": "1"} | os.environ
+    try:
+        child = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False, env=quiet
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return "", str(error)
+    problem = (child.stderr.strip() or f"exit {child.returncode}").splitlines()[-1] if child.returncode else ""
+    return child.stdout, problem
