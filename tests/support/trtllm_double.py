@@ -1,55 +1,26 @@
-"""TensorRT-LLM's double, built from the names and defaults in trtllm_facts.json, and an engine on it.
+"""TensorRT-LLM's double, which takes the names of one version alone (trtllm_package), and an engine on it.
 
-The double's constructors take exactly the listed keywords, its requests move only when a test steps the engine.
+Its requests move only when a test steps the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from flow import until
+from trtllm_package import signature
 
 from penstock.engine import NEUTRAL_PRIORITY, EngineDead, Failure, Piece, Refused, Request, Sampling
 from workers.engines.trtllm.engine import TrtllmEngine
-from workers.engines.trtllm.facts import Facts
 
-FACTS = json.loads((Path(__file__).parents[1] / "workers/engines/trtllm/trtllm_facts.json").read_text())
-SIGNATURES = FACTS["signatures"]
 END, TURN = 256, 257
 DEADLINE_S = 10.0
-
-
-def signature(names: dict[str, str]) -> inspect.Signature:
-    """Keyword parameters as listed; "<required>" has no default."""
-    only, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
-    listed = [(name, empty if default == "<required>" else default) for name, default in names.items()]
-    plain = [each for each in listed if not each[0].startswith("**")]
-    return inspect.Signature([inspect.Parameter(name, only, default=default) for name, default in plain])
-
-
-def strict(name: str, names: dict[str, str], pydantic: bool = False) -> type:
-    """A class whose constructor takes these keywords and nothing else, and keeps what it was given."""
-    shape = signature(names)
-
-    def __init__(self: Any, **given: Any) -> None:  # noqa: N807 - becomes the class's own
-        shape.bind(**given)
-        self.given = given
-        made.append(self)
-
-    made: list[Any] = []
-    members: dict[str, Any] = {"__init__": __init__, "made": made, "__signature__": shape}
-    if pydantic:
-        members["model_fields"] = dict.fromkeys(names)
-    return type(name, (), members)
 
 
 class ToyTokenizer:
@@ -142,9 +113,10 @@ class DoubleLLM:
     loop: asyncio.AbstractEventLoop | None = None
     """Of the last call of generate_async."""
     load_error: Exception | None = None
+    version = ""
 
     def __init__(self, **given: Any) -> None:
-        unknown = set(given) - set(SIGNATURES["TorchLlmArgs"])
+        unknown = set(given) - set(signature(self.version, "TorchLlmArgs"))
         if unknown:
             raise ValueError(f"unexpected arguments {unknown}")
         if self.load_error:
@@ -161,7 +133,7 @@ class DoubleLLM:
         return ToyTokenizer()
 
     def generate_async(self, **given: Any) -> Output:
-        signature(SIGNATURES["LLM.generate_async"]).bind(**given)
+        assert set(given) <= set(signature(self.version, "LLM.generate_async"))
         DoubleLLM.loop = asyncio.get_running_loop()
         if self.at_call:
             raise self.at_call
@@ -215,37 +187,12 @@ class DoubleLLM:
         self.hang.wait()
 
 
-DoubleLLM.generate_async.__signature__ = signature(SIGNATURES["LLM.generate_async"])
-
-
 class RequestError(RuntimeError):
     pass
 
 
 class EngineDeadError(RuntimeError):
     pass
-
-
-def facts(**changes: Any) -> Facts:
-    """Of a version with everything that trtllm_facts.json lists."""
-    names = {name: frozenset(listed) for name, listed in (SIGNATURES | FACTS["enums"]).items()}
-    names["LLM"] = frozenset({"generate_async", "tokenizer", *FACTS["methods"]["LLM"]})
-    public = ("LLM", "SamplingParams", "GuidedDecodingParams", "RequestError", "LoRARequest")
-    known: dict[str, Any] = {
-        "version": "1.3.0rc23", "modules": dict.fromkeys(public, "tensorrt_llm.llmapi"), "names": names,
-        "penalties": True, "prompt_ignore_length": True, "seed": True, "max_logprobs": 20,
-        "answers_waiting_aborts": False, "bounded_shutdown": False, "error_budget": True,
-    }  # fmt: skip
-    return Facts(**known | changes)
-
-
-def without(*lacking: str) -> dict[str, frozenset[str]]:
-    """The names of the double without these, for example "SamplingParams.detokenize"."""
-    names = dict(facts().names)
-    for each in lacking:
-        symbol, _, member = each.rpartition(".")
-        names[symbol] -= {member}
-    return names
 
 
 class Rig:

@@ -133,9 +133,12 @@ def sources(version: str) -> dict[str, str]:
     }  # fmt: skip
     files[f"{sampling.replace('.', '/')}.py"] = params
     if "thinking_token_budget" in signature(version, "SamplingParams"):
-        files["llmapi/thinking_budget.py"] = (
-            "class ThinkingBudgetLogitsProcessor:\n    def __call__(self, req_id, logits, token_ids): ...\n"
-        )
+        names = "thinking_token_budget, reasoning_start_token_ids, reasoning_end_token_ids"
+        files["llmapi/thinking_budget.py"] = "\n".join((
+            "class ThinkingBudgetLogitsProcessor:", f"    def __init__(self, {names}):",
+            f"        self.given = {names}",
+            "    def __call__(self, req_id, logits, token_ids): ...", "",
+        ))  # fmt: skip
     if does["penalties"]:
         prompt = "config.prompt_ignore_length" if does["prompt_ignore_length"] else "0"
         files["_torch/pyexecutor/sampler/penalties.py"] = f"def ignored(config):\n    return {prompt}\n"
@@ -157,14 +160,13 @@ def write(folder: Path, version: str) -> Path:
 
 
 @contextmanager
-def importable(folder: Path, version: str) -> Iterator[Path]:
-    """As `write`, and it can be imported until the end."""
-    root = write(folder, version)
-    sys.path.insert(0, str(folder))
+def importable(root: Path) -> Iterator[Path]:
+    """The package in the folder `root` can be imported, until the end."""
+    sys.path.insert(0, str(root.parent))
     importlib.invalidate_caches()
     try:
         yield root
     finally:
-        sys.path.remove(str(folder))
+        sys.path.remove(str(root.parent))
         for name in [name for name in sys.modules if name.split(".")[0] == root.name]:
             del sys.modules[name]

@@ -16,17 +16,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from penstock.engine import Sampling
+from penstock.engine import EngineDead, Sampling
 from penstock.text import counted
-from workers.engines.trtllm import args, text
+from workers.engines.trtllm import args, library, text
 from workers.engines.trtllm.facts import BEHAVIOURS, CALL, SYMBOLS, Definition, Source, definitions
 from workers.engines.trtllm.settings import TrtllmSettings
 
 State: TypeAlias = Literal["holds", "fails", "skipped"]
-PACKAGE = "tensorrt_llm"
+PACKAGE, HEALTH = "tensorrt_llm", "_check_health"
 TRIAL_TIMEOUT_S = 300.0
-CONTEXT = 4096
-"""For settings that leave the context to the checkpoint, which is not read here."""
+CONTEXT, MAX_GPUS = 4096, 2**20
+"""The machine that serves may be another one: its checkpoint is not read, and its GPUs are not counted."""
 RESULTS = (
     *("RequestOutput.outputs", "RequestOutput.error", "RequestOutput.abort", "CompletionOutput.token_ids"),
     *("CompletionOutput.finish_reason", "CompletionOutput.logprobs"),
@@ -41,18 +41,18 @@ OPTIONAL = {
     "ThinkingBudgetLogitsProcessor.__call__": "a budget of reasoning is refused",
     "LLM.get_kv_cache_capacity": "the size of the KV cache stays unknown",
     "LLM.get_stats": "no statistics per iteration",
-    "LLM._check_health": "health is judged by progress alone",
+    f"LLM.{HEALTH}": "health is judged by progress alone",
     "RequestOutput.cached_tokens": "cached tokens are not counted",
     "CompletionOutput.request_perf_metrics": "the timing does not separate prefill from waiting",
 }
 """Names that the adapter can do without, and what is then different."""
 WITHOUT = {
     "penalties": "requests with penalties are refused",
-    "prompt_ignore_length": "penalties count the prompt too",
-    "seed": "a seed is passed on, but does not fix the answer",
-    "answers_waiting_aborts": "the adapter ends an aborted request that has not begun",
-    "bounded_shutdown": "a thread of the worker ends it when the executor dies",
-    "error_budget": "failures of several requests at once mean a dead engine",
+    "prompt_ignore_length": "requests with presence or frequency penalties are refused",
+    "seed": "requests with a seed are refused",
+    "answers_waiting_aborts": "nothing: the adapter ends an aborted request that has not begun",
+    "bounded_shutdown": "nothing: its waits are in a thread, and the worker ends in time",
+    "error_budget": "nothing: the health check tells",
 }
 """What is different without a behaviour."""
 
@@ -82,7 +82,17 @@ def check(root: Path, models: Models) -> Iterator[Line]:
     if not found:
         yield Line("source", "fails", PACKAGE, str(root), "no Python source of this package is here", needed=True)
         return
-    plains = {name: args.fields(settings, settings.max_seq_len or CONTEXT) for name, settings in models.items()}
+    plains = {}
+    for name, settings in models.items():
+        try:
+            config = library.read_config(settings.config)
+            merged = args.with_config(settings, config)
+        except EngineDead as error:
+            yield Line("settings", "fails", name, "", str(error), needed=True)
+            continue
+        for reason in args.refusals(merged, MAX_GPUS, lambda path: True, config):
+            yield Line("settings", "fails", name, "", reason, needed=True)
+        plains[name] = args.fields(merged, merged.max_seq_len or CONTEXT)
     own = [*plains.values()] or [args.fields(TrtllmSettings(), CONTEXT)]
     yield from _needs(source, found, dict.fromkeys([*(name for plain in own for name in args.needs(plain)), *RESULTS]))
     yield from (_member(source, found, name, reason) for name, reason in OPTIONAL.items())

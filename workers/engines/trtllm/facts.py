@@ -33,7 +33,7 @@ SYMBOLS = {
 CALL = "LLM.generate_async"
 MAX_HOPS = 8
 """Imports followed from a name to its definition."""
-SAMPLER, EXECUTOR = "tensorrt_llm._torch.pyexecutor.sampler", "tensorrt_llm._torch.pyexecutor.py_executor"
+SAMPLER, EXECUTOR = (f"tensorrt_llm/_torch/pyexecutor/{name}".replace("/", ".") for name in ("sampler", "py_executor"))
 PROXY = "tensorrt_llm.executor.proxy"
 
 
@@ -56,12 +56,6 @@ class Facts:
     """Each request's seed is honoured, also in a batch."""
     max_logprobs: int
     """The most alternatives per token."""
-    answers_waiting_aborts: bool
-    """An abort of a request that has not begun gets a last response."""
-    bounded_shutdown: bool
-    """A dying executor does not hold the caller's thread for ever."""
-    error_budget: bool
-    """The engine survives a step that fails, so failures of several requests do not mean that it is dead."""
 
     def has(self, name: str) -> bool:
         """Whether e.g. "SamplingParams.min_tokens" exists."""
@@ -271,15 +265,21 @@ def _attributes_in(source: Source, module: str, owner: str, method: str) -> tupl
     return (found.place, {getattr(node, "attr", "") for node in ast.walk(found.node)}) if found else ("", set())
 
 
+DECISIVE: Mapping[str, Callable[[Source], Found]] = {
+    "penalties": _penalties,
+    "prompt_ignore_length": _prompt_ignore_length,
+    "seed": _seed,
+}
+"""Fields of Facts, each with its probe."""
 BEHAVIOURS: Mapping[str, tuple[str, Callable[[Source], Found]]] = {
-    "penalties": (SAMPLER, _penalties),
-    "prompt_ignore_length": (SAMPLER, _prompt_ignore_length),
-    "seed": (SAMPLER, _seed),
+    **{name: (SAMPLER, probe) for name, probe in DECISIVE.items()},
     "answers_waiting_aborts": (EXECUTOR, _answers_waiting_aborts),
     "bounded_shutdown": (PROXY, _bounded_shutdown),
     "error_budget": (EXECUTOR, _error_budget),
 }
-"""Fields of Facts, each with the module without which nothing can be said, and its probe."""
+"""All probes, each with the module without which nothing can be said. The adapter also copes without the last three:
+an abort of a request that has not begun gets an answer, a shutdown does not wait for a dead engine, and the engine
+survives a step that fails."""
 MIN_LOGPROBS = 20
 """Of versions that do not say how many alternatives they give."""
 
@@ -315,5 +315,5 @@ def read(root: Path) -> Facts:
         modules={symbol: module for symbol, (module, _) in found.items() if symbol in SYMBOLS},
         names={symbol: source.names(each) for symbol, (_, each) in found.items()},
         max_logprobs=limit if isinstance(limit, int) else MIN_LOGPROBS,
-        **{name: probe(source)[0] for name, (_, probe) in BEHAVIOURS.items()},
+        **{name: probe(source)[0] for name, probe in DECISIVE.items()},
     )

@@ -15,6 +15,7 @@ from workers.engines.trtllm.settings import TrtllmSettings
 
 ANCHOR = "1.3.0rc23"
 """The version of TensorRT-LLM that this adapter was written for."""
+THINKING = "ThinkingBudgetLogitsProcessor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def load(settings: TrtllmSettings) -> Library:
         names += ["LoRARequest"] if settings.adapter else []
         if absent := [name for name in names if name not in facts.modules]:
             raise ImportError(f"it has no {', '.join(absent)}")
+        names += [THINKING] if THINKING in facts.modules else []
         found = {name: getattr(import_module(facts.modules[name]), name) for name in names}
         torch = import_module("torch")
         gpus = int(torch.cuda.device_count())
@@ -62,16 +64,9 @@ def load(settings: TrtllmSettings) -> Library:
         guided=found.get("GuidedDecodingParams"),
         lora_request=found.get("LoRARequest"),
         floats=torch.FloatTensor,
-        thinking=_thinking(),
+        thinking=found.get(THINKING),
         gpus=max(gpus, _ranks()),
     )
-
-
-def _thinking() -> Any:
-    try:
-        return import_module("tensorrt_llm.llmapi.thinking_budget").ThinkingBudgetLogitsProcessor
-    except (ImportError, AttributeError):
-        return None
 
 
 def _ranks() -> int:

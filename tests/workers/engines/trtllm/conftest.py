@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from trtllm_double import SIGNATURES, DoubleLLM, RequestError, Rig, facts, strict
+from trtllm_double import DoubleLLM, RequestError, Rig
+from trtllm_package import VERSIONS, importable, write
 
 from workers.engines.trtllm.engine import TrtllmEngine
+from workers.engines.trtllm.facts import Facts, read
 from workers.engines.trtllm.settings import TrtllmSettings
+
+_, OLDER, NEWER = VERSIONS
+
+
+@pytest.fixture(params=[OLDER, NEWER])
+def version(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Facts]]:
+    """By version, its package and what is read from it."""
+    roots = {version: write(tmp_path_factory.mktemp("package"), version) for version in VERSIONS}
+    return {version: (root, read(root)) for version, root in roots.items()}
 
 
 @pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The double in the place of the package; its parts by name, to be changed by a test before the engine starts."""
+def library(version: str, packages: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The double in the place of the package; its parts, to be changed by a test before the engine starts."""
     monkeypatch.setenv("TRTLLM_NO_USAGE_STATS", "to be restored")
     monkeypatch.delenv("TRTLLM_NO_USAGE_STATS")
-    monkeypatch.setattr(DoubleLLM, "instances", [])
-    monkeypatch.setattr(DoubleLLM, "load_error", None)
-    params = {name: strict(name, SIGNATURES[name]) for name in ("SamplingParams", "GuidedDecodingParams")}
-    monkeypatch.setattr(DoubleLLM, "loop", None)
-    modules = {
-        "tensorrt_llm": {"__path__": ["/double"]},
-        "tensorrt_llm.llmapi": {
-            "LLM": DoubleLLM,
-            "RequestError": RequestError,
-            "LoRARequest": strict("LoRARequest", SIGNATURES["LoRARequest"]),
-            **params,
-        },
-        "torch": {"cuda": SimpleNamespace(device_count=lambda: 8), "FloatTensor": tuple},
-    }
-    for name, members in modules.items():
-        module = ModuleType(name)
-        vars(module).update(members)
-        monkeypatch.setitem(sys.modules, name, module)
-    library = SimpleNamespace(modules={name: sys.modules[name] for name in modules}, facts=facts())
-    monkeypatch.setattr("workers.engines.trtllm.library.read", lambda root: library.facts)
-    return library
+    for name, value in {"instances": [], "load_error": None, "loop": None, "version": version}.items():
+        monkeypatch.setattr(DoubleLLM, name, value)
+    torch = ModuleType("torch")
+    vars(torch).update(cuda=SimpleNamespace(device_count=lambda: 8), FloatTensor=tuple)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    root, facts = packages[version]
+    with importable(root):
+        llmapi = importlib.import_module("tensorrt_llm.llmapi")
+        vars(llmapi).update(LLM=DoubleLLM, RequestError=RequestError)
+        library = SimpleNamespace(llmapi=llmapi, torch=torch, facts=facts)
+        monkeypatch.setattr("workers.engines.trtllm.library.read", lambda folder: {root: library.facts}[folder])
+        yield library
 
 
 @pytest.fixture

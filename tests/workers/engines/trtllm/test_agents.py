@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from template_tokenizer import AGENT, END, IDS, PLAIN, TemplateTokenizer
 from trtllm_double import DoubleLLM, Rig, params, settle
+from trtllm_package import VERSIONS
 
 from penstock.engine import ChatTurn, Piece, Request, Sampling, Task
 from penstock.tools import Answer, Call, Tool, Tools, read_answer
@@ -21,6 +22,7 @@ from streaming.order import Priority
 from workers.claimer import job_restart_reason
 from workers.engines.calls import FoundCalls, check_calls
 
+OLDEST = next(iter(VERSIONS))
 USER = (ChatTurn("user", "hi"),)
 F = Tool("f", "does f", {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}, strict=True)
 AUTO, NAMED = Tools(offered=(F, Tool("g"))), Tools(offered=(F, Tool("g")), choice="required", named="f")
@@ -65,18 +67,20 @@ async def test_the_card_claims_what_holds(
     assert (await rig(guided_decoding=guided)).card.capabilities.logit_bias
 
 
-async def test_fields_of_a_request_reach_the_engine_by_name(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The budget of reasoning only where the installed version can end it."""
+@pytest.mark.parametrize("version", [OLDEST])
+async def test_a_version_without_budgets_of_reasoning_takes_none(rig: Any) -> None:
+    """What is not taken is named to the client."""
     started = await rig()
     assert started.card.withheld == ("*",) and started.card.takes == ("chat_template_kwargs",)
-    budget = SimpleNamespace(ThinkingBudgetLogitsProcessor=lambda *given: given)
-    monkeypatch.setitem(sys.modules, "tensorrt_llm.llmapi.thinking_budget", budget)
+
+
+async def test_fields_of_a_request_reach_the_engine_by_name(rig: Any) -> None:
     started = await rig()
     assert started.card.takes == ("chat_template_kwargs", "thinking_token_budget")
     passed = {"chat_template_kwargs": {"voice": "calm"}, "thinking_token_budget": 3}
     await started.submit(chat(passed=passed, reasoning="default"))
     assert "[calm]" in TemplateTokenizer().decode(started.llm.calls[-1]["inputs"])
-    assert params(started)["logits_processor"] == (3, [IDS["<think>"]], [IDS["</think>"]])
+    assert params(started)["logits_processor"].given == (3, [IDS["<think>"]], [IDS["</think>"]])
 
 
 # --- calls -----------------------------------------------------------------------------------------------------------
@@ -120,7 +124,7 @@ async def test_a_chosen_call_is_held_where_the_engine_can(rig: Any, guided: str,
 async def test_a_version_without_structural_tags_reads_calls(rig: Any, library: SimpleNamespace) -> None:
     names = dict(library.facts.names)
     names["GuidedDecodingParams"] -= {"structural_tag"}
-    library.facts = type(library.facts)(**{**vars(library.facts), "names": names})
+    library.facts = replace(library.facts, names=names)
     started = await rig(guided_decoding="xgrammar")
     found, _ = await answer(started, chat(tools=AUTO), CALL)
     assert params(started)["guided_decoding"] is None and len(found.calls) == 1

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import tomllib
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +25,6 @@ from flow import until
 from trtllm_double import (
     DEADLINE_S,
     END,
-    FACTS,
-    SIGNATURES,
     TURN,
     DoubleLLM,
     EngineDeadError,
@@ -34,11 +33,10 @@ from trtllm_double import (
     Rig,
     ToyTokenizer,
     ask,
-    facts,
     params,
     settle,
-    without,
 )
+from trtllm_package import FACTS, VERSIONS
 
 from penstock.config import build
 from penstock.engine import NEUTRAL_PRIORITY, RETURNED, ChatTurn, EngineDead, Failure, Refused, Request, Sampling
@@ -52,6 +50,8 @@ from workers.engines.trtllm.settings import TrtllmSettings
 from workers.engines.trtllm.text import Codec, TextStream
 
 ROOT = Path(__file__).parents[4]
+SIGNATURES = FACTS["signatures"]
+OLDEST, OLDER, NEWER = VERSIONS
 
 
 # --- the contract ----------------------------------------------------------------------------------------------------
@@ -169,25 +169,30 @@ async def test_start_switches_usage_reports_off(rig: Any, monkeypatch: pytest.Mo
     assert os.environ["TRTLLM_NO_USAGE_STATS"] == "0"
 
 
-async def test_a_version_says_what_the_model_can(rig: Any, library: SimpleNamespace) -> None:
-    """What the installed sampler ignores is not claimed. Penalties that count the prompt are not those of OpenAI."""
-    library.facts = facts(seed=False, prompt_ignore_length=False, max_logprobs=100)
+@pytest.mark.parametrize(("version", "penalties", "logprobs"), [
+    (OLDEST, False, 20), (OLDER, False, 20), (NEWER, True, 100)
+])  # fmt: skip
+async def test_the_card_promises_what_the_version_does(started: Rig, *, penalties: bool, logprobs: int) -> None:
+    """By what its source does, and not by the fields that it takes."""
+    can = started.card.capabilities
+    assert (can.penalties, can.repetition_penalty, can.seed, can.logprobs) == (penalties, penalties, False, logprobs)
+
+
+async def test_penalties_that_count_the_prompt_are_not_claimed(rig: Any, library: SimpleNamespace) -> None:
+    """They are not those of OpenAI. What else the version does is claimed."""
+    does = {"penalties": True, "prompt_ignore_length": False, "seed": True, "max_logprobs": 5}
+    library.facts = replace(library.facts, **does)
     can = (await rig()).card.capabilities
-    assert (can.seed, can.penalties, can.repetition_penalty, can.logprobs) == (False, False, True, 100)
-    library.facts = facts(penalties=False)
-    can = (await rig()).card.capabilities
-    assert (can.seed, can.penalties, can.repetition_penalty) == (True, False, False)
-    library.facts = facts()
-    assert (await rig()).card.capabilities.penalties
+    assert (can.seed, can.penalties, can.repetition_penalty, can.logprobs) == (True, False, True, 5)
 
 
 async def test_names_are_imported_from_where_they_are(rig: Any, library: SimpleNamespace) -> None:
     """They move between versions. What the settings do not need may be missing, and nothing else is imported."""
-    public = library.modules["tensorrt_llm.llmapi"]
-    library.modules["torch"].RequestError = public.RequestError
+    public = library.llmapi
+    library.torch.RequestError = public.RequestError
     moved = {"RequestError": "torch", **dict.fromkeys(("LLM", "SamplingParams"), "tensorrt_llm.llmapi")}
     del public.LoRARequest, public.RequestError, public.GuidedDecodingParams
-    library.facts = facts(modules=moved)
+    library.facts = replace(library.facts, modules=moved)
     started = await rig()
     await started.submit(ask())
     started.llm.fail(RequestError("no space"))
@@ -262,7 +267,8 @@ async def test_a_settings_file_may_say_no_more_than_settings(
 
 async def test_start_names_every_keyword_the_version_lacks(rig: Any, library: SimpleNamespace) -> None:
     """A renamed required keyword or an unknown setting stops the start before any weight is loaded."""
-    library.facts = facts(names=without("SamplingParams.detokenize", "TorchLlmArgs.stream_interval"))
+    gone = {"detokenize", "stream_interval"}
+    library.facts = replace(library.facts, names={name: each - gone for name, each in library.facts.names.items()})
     with pytest.raises(EngineDead) as raised:
         await rig(kv_cache={"pages": 3}, extra={"turbo": True})
     for name in (
@@ -585,11 +591,11 @@ async def test_cached_prompts_of_tenants_are_told_apart(rig: Any) -> None:
     assert all(len(salt) == 64 and "red" not in salt for salt in (red, blue))
 
 
+@pytest.mark.parametrize("version", [OLDEST])
 async def test_a_version_that_cannot_tell_tenants_apart_reuses_nothing(
-    rig: Any, library: SimpleNamespace, caplog: pytest.LogCaptureFixture
+    rig: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever the settings say, and no figure of it is shown."""
-    library.facts = facts(names=without("LLM.generate_async.cache_salt"))
     started = await rig(kv_cache={"enable_block_reuse": True})
     assert started.llm.given["kv_cache_config"]["enable_block_reuse"] is False
     assert "no block is reused" in caplog.text

@@ -23,8 +23,10 @@ def test_each_version_reads_as_its_verdict(version: str, tmp_path: Path) -> None
     found = facts.read(write(tmp_path, version))
     verdict = VERSIONS[version]
     assert (found.version, found.max_logprobs) == (version, verdict["max_logprobs"])
-    behaviours = {name: bool(value) for name, value in verdict["behaviours"].items()}
-    assert {name: getattr(found, name) for name in facts.BEHAVIOURS} == behaviours
+    source = facts.Source(tmp_path / "tensorrt_llm")
+    does = {name: bool(value) for name, value in verdict["behaviours"].items()}
+    assert {name: probe(source)[0] for name, (_, probe) in facts.BEHAVIOURS.items()} == does
+    assert (found.penalties, found.prompt_ignore_length, found.seed) == tuple([*does.values()][:3])
     for symbol in FACTS["signatures"]:
         if symbol != "LLM.__init__":
             assert found.names[symbol] >= set(signature(version, symbol)), symbol
@@ -37,13 +39,17 @@ def test_each_version_reads_as_its_verdict(version: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_package_has_the_names_of_its_version_alone(version: str, tmp_path: Path) -> None:
     """What tests of the adapter pass against fails where a version lacks a name."""
-    with importable(tmp_path, version) as root:
+    with importable(write(tmp_path, version)) as root:
         found = facts.read(root)
         for symbol in ("SamplingParams", "GuidedDecodingParams", "KvCacheConfig", "SchedulerConfig", "LoRARequest"):
             kind = getattr(importlib.import_module(found.modules[symbol]), symbol)
             kind(**dict.fromkeys(signature(version, symbol)))
             with pytest.raises(TypeError, match="unknown_name"):
                 kind(unknown_name=1)
+
+
+def does(folder: Path, behaviour: str) -> bool:
+    return facts.BEHAVIOURS[behaviour][1](facts.Source(folder / "tensorrt_llm"))[0]
 
 
 @pytest.mark.parametrize(("fact", "file", "old", "new"), [
@@ -55,9 +61,9 @@ def test_the_package_has_the_names_of_its_version_alone(version: str, tmp_path: 
 def test_a_behaviour_is_gone_with_its_code(fact: str, file: str, old: str, new: str, tmp_path: Path) -> None:
     """A file that nothing imports, or a parameter that nothing reads, does nothing."""
     path = write(tmp_path, NEWER) / file
-    assert getattr(facts.read(tmp_path / "tensorrt_llm"), fact)
+    assert does(tmp_path, fact)
     path.write_text(path.read_text().replace(old, new))
-    assert not getattr(facts.read(tmp_path / "tensorrt_llm"), fact)
+    assert not does(tmp_path, fact)
 
 
 @pytest.mark.parametrize(("fact", "file", "old", "new"), [
@@ -67,9 +73,9 @@ def test_a_behaviour_is_gone_with_its_code(fact: str, file: str, old: str, new: 
 def test_a_behaviour_comes_with_its_code(fact: str, file: str, old: str, new: str, tmp_path: Path) -> None:
     """A change upstream is seen without a change here."""
     path = write(tmp_path, NEWER) / file
-    assert not getattr(facts.read(tmp_path / "tensorrt_llm"), fact)
+    assert not does(tmp_path, fact)
     path.write_text(path.read_text().replace(old, new))
-    assert getattr(facts.read(tmp_path / "tensorrt_llm"), fact)
+    assert does(tmp_path, fact)
 
 
 # --- the checks ------------------------------------------------------------------------------------------------------
@@ -143,6 +149,20 @@ def test_settings_go_through_the_packages_own_classes(tmp_path: Path) -> None:
     assert of(lines, "SamplingParams of a request").state == "holds"
 
 
+def test_settings_are_those_that_a_start_would_use(tmp_path: Path) -> None:
+    """With TensorRT-LLM's own settings file below them, and without those that the adapter refuses."""
+    root, file = write(tmp_path, NEWER), tmp_path / "extra.yaml"
+    file.write_text("kv_cache_config: {pages: 3}\n")
+    settings = {
+        "joined": TrtllmSettings(model="/m", config=file),
+        "none": TrtllmSettings(model="/m", config=tmp_path / "none.yaml"),
+        "refused": TrtllmSettings(model="/m", speculative={"decoding_type": "Medusa"}),
+    }
+    lines = [*check(root, settings)]
+    assert of(lines, "KvCacheConfig.pages").state == "fails"
+    assert "none.yaml" in of(lines, "none").reason and "Medusa" in of(lines, "refused").reason
+
+
 def test_classes_that_cannot_be_imported_here_are_skipped(tmp_path: Path) -> None:
     """The reason names the package that is missing."""
     root = write(tmp_path, NEWER)
@@ -157,7 +177,7 @@ def test_an_installed_package_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
     (missing,) = installed({})
     assert (missing.state, missing.needed) == ("fails", True)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with importable(tmp_path, NEWER) as root:
+    with importable(write(tmp_path, NEWER)) as root:
         assert next(installed({})).state == "holds"
         (root / "version.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')\n")
         first = next(installed({}))
