@@ -150,7 +150,7 @@ WHICH = "penstock doctor trtllm with --installed, or with --source and the folde
 
 @command("doctor")
 @click.argument("engine", required=False, type=click.Choice(["trtllm"]))
-@click.option("--source", type=click.Path(path_type=Path, file_okay=False, exists=True), help=SOURCE_HELP)
+@click.option("--source", type=click.Path(path_type=Path), help=SOURCE_HELP)
 @click.option("--installed", is_flag=True, help="With an engine: check its installed package.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the checks that passed, too.")
 @config_option
@@ -210,6 +210,8 @@ def check_trtllm(source: Path | None, deployment: Deployment, *, as_json: bool) 
     if as_json:
         print_json({"ok": ok, "checks": [line._asdict() for line in lines]})
     else:
+        if sys.stdout.isatty():  # a terminal has no room for the whole path
+            lines = [line._replace(where="/".join(line.where.split("/")[-2:])) for line in lines]
         print_table(("State", "Name", "Where", "Reason"), [[cell or "-" for cell in line[1:5]] for line in lines])
         count = Counter(line.state for line in lines)
         needed = sum(line.state == "fails" and line.needed for line in lines)
