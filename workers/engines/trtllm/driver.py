@@ -92,8 +92,7 @@ class Live:
 
 
 class Driver:
-    """The thread. Other threads call `submit`, `cancel`, `check`, `held`, `trouble` and
-    `stop`.
+    """The thread. Other threads call `submit`, `cancel`, `check`, `held`, `trouble`, `stop` and `close`.
 
     Args:
         deliver: called on the loop of the creator, with the pieces of one step.
@@ -118,6 +117,8 @@ class Driver:
         """What TensorRT-LLM said of itself then."""
         self._bursts = 0
         self._pieces: list[Piece] = []
+        self._given_up: dict[str, str] = {}
+        """By request that the engine gave up in this step, why."""
         self._salt_key = secrets.token_bytes(32)
         """Random per process, so that a tenant's cache salt cannot be computed from its name."""
         self._tasks: dict[str, Future[Piece]] = {}
@@ -373,6 +374,7 @@ class Driver:
         piece = Piece(live.request.id, finish="cancelled")
         if live.aborted_at is None:
             failure = Failure("engine_error", f"the engine gave this request up: {reason}", 500)
+            self._given_up[live.request.id] = reason
             schema, tools = live.request.sampling.json_schema, live.request.tools
             if (schema is not None or tools) and not live.cursor and UNUSABLE_SCHEMA.search(reason):
                 field = "response_format" if tools is None else "tools"
@@ -401,17 +403,18 @@ class Driver:
         self._pieces.append(piece)
 
     def _flush(self) -> None:
-        pieces, self._pieces = self._pieces, []
-        failures = [piece.failure.message for piece in pieces if piece.failure is not None]
+        pieces, failed = self._pieces, self._given_up
+        self._pieces, self._given_up = [], {}
+        reasons = set(failed.values())
         generating = any(live.cursor and not live.ended for live in self.held())
-        if len(failures) >= MIN_BURST and len(set(failures)) == 1 and not generating:
+        if len(failed) >= MIN_BURST and len(reasons) == 1 and not generating:
             self._bursts += 1
+            ends = [piece for piece in pieces if piece.id in failed and piece.last]
+            pieces = [piece for piece in pieces if piece not in ends]
             if self._bursts < MAX_BURSTS and is_healthy(self._engine.llm):
-                pieces = [piece if piece.failure is None else replace(piece, failure=None, finish=RETURNED)
-                          for piece in pieces]  # fmt: skip
-            else:  # these failures are dropped: their jobs are claimed again, and a poison job runs out of attempts
-                self._die(f"every running request failed at once: {failures[0]}")
-                pieces = [piece for piece in pieces if piece.failure is None]
+                pieces += [replace(piece, failure=None, finish=RETURNED) for piece in ends]
+            else:  # their jobs are claimed again, and a poison job runs out of attempts
+                self._die(f"every running request failed at once: {reasons.pop()}")
         if pieces:
             with suppress(RuntimeError):  # the worker's loop has ended
                 self._home.call_soon_threadsafe(self._deliver, pieces)

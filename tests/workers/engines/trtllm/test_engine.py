@@ -829,6 +829,25 @@ async def test_the_same_error_everywhere_is_the_engines(started: Rig) -> None:
     assert "CUDA error" in started.engine.health().reason
 
 
+async def test_requests_that_are_refused_together_are_no_burst(started: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gets its own refusal, also where they come while the engine's thread is busy."""
+    go_on = threading.Event()
+
+    def refuse(self: DoubleLLM, **given: Any) -> Output:
+        go_on.wait(DEADLINE_S)
+        raise ValueError("top_k")
+
+    monkeypatch.setattr(DoubleLLM, "generate_async", refuse)
+    started.engine.submit(ask("busy"))
+    for number in range(MIN_BURST):
+        started.engine.submit(ask(f"r{number}", prompt=[]))
+    with pytest.raises(Refused):
+        await started.engine.check(ask(prompt=[]))  # behind them
+    go_on.set()
+    await until(lambda: len(started.steps) > 0)
+    assert {started.failure(f"r{number}").status for number in range(MIN_BURST)} == {400}
+
+
 async def test_a_burst_of_an_engine_that_is_not_well_ends_it(started: Rig) -> None:
     started.llm.healthy = False
     assert await burst(started) == []
