@@ -803,13 +803,14 @@ async def test_an_end_without_a_reason_of_ours_is_a_failure(started: Rig, change
     assert words in piece.failure.message
 
 
-async def burst(started: Rig) -> list[str]:
+async def burst(started: Rig, *, well: bool = True) -> list[str]:
     """Requests that fail together in one step, and one that waits still. Returns the finishes of those that failed."""
     started.steps.clear()
     for _ in range(MIN_BURST):
         await started.submit(ask(f"r{len(started.llm.calls)}"))
     await started.turn()
     await started.submit(ask(f"waiting{len(started.llm.calls)}"))
+    started.llm.healthy = well
     started.llm.fail(*[RequestError("CUDA error")] * MIN_BURST)
     await settle()
     started.llm.live.clear()
@@ -849,8 +850,7 @@ async def test_requests_that_are_refused_together_are_no_burst(started: Rig, mon
 
 
 async def test_a_burst_of_an_engine_that_is_not_well_ends_it(started: Rig) -> None:
-    started.llm.healthy = False
-    assert await burst(started) == []
+    assert await burst(started, well=False) == []
     assert "CUDA error" in started.engine.health().reason
 
 
