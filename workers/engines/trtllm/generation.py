@@ -84,8 +84,8 @@ class Generation:
         text = self._stream.feed(ids, last=bool(reason))
         piece = Piece(request.id, text, tuple(ids), len(ids))
         if wanted is not None:
-            told = [pair for pair in zip(ids, entries, strict=False) if pair[0] not in ends]
-            rows = [logprob(token, entry, wanted, self._codec.name) for token, entry in told]
+            shown = [pair for pair in zip(ids, entries, strict=False) if pair[0] not in ends]
+            rows = [logprob(token, entry, wanted, self._codec.name) for token, entry in shown]
             piece = replace(piece, logprobs=self._rows.feed(text, rows, last=bool(reason)))
         piece = self._text.feed(piece)
         return joined(request.id, (piece, self._text.rest(whole=reason == "stop"))) if reason else piece
