@@ -30,6 +30,7 @@ class Strict:
         self.given = given
         self.made.append(self)
 '''
+CONFIGS = ("DecodingBaseConfig", "KvCacheConfig", "SchedulerConfig", "TorchLlmArgs")
 PROXY = {False: "each.result()", True: "each.done() if self._engine_dead else each.result()"}
 CANCELLED = {
     False: "self.waiting_queue.remove_by_ids(self.canceled_req_ids)",
@@ -57,7 +58,7 @@ def strict(version: str, symbol: str) -> str:
         f"{name}: object" + ("" if default == "<required>" else f" = {literal(default)}")
         for name, default in signature(version, symbol).items()
     )
-    return f"class {symbol}(Strict):\n" + indent("\n".join(fields), "    ") + "\n"
+    return f"class {symbol}(Strict):\n" + indent("\n".join(fields) or "...", "    ") + "\n"
 
 
 def plain(name: str, fields: list[str]) -> str:
@@ -103,7 +104,7 @@ def sources(version: str) -> dict[str, str]:
         "llmapi/llm_args.py": "\n".join((
             "from enum import StrEnum", "", "from tensorrt_llm.strict import Strict", "",
             *(enumeration(name) for name in FACTS["enums"]),
-            *(strict(version, name) for name in ("KvCacheConfig", "SchedulerConfig", "TorchLlmArgs")),
+            *(strict(version, name) for name in CONFIGS),
         )),
         "executor/__init__.py": "\n".join((
             "from .proxy import *", "from .request import *", "from .result import *",

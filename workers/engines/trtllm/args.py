@@ -48,6 +48,8 @@ MERGED = {"kv_cache_config": "kv_cache", "scheduler_config": "scheduler", "specu
 OWN_SCHEDULER = {"capacity_scheduler_policy": "scheduler_policy", "waiting_queue_policy": "waiting_queue_policy"}
 """Fields of SchedulerConfig, each with the setting from which it follows."""
 
+SAMPLED = "allow_advanced_sampling"
+"""Field of a speculative config without which versions that have it decode greedily, whatever a request asks for."""
 DRAFTED = ("speculative_model", "max_draft_len")
 SPECULATION_NEEDS = {
     **dict.fromkeys(("Eagle3", "Draft_Target", "PARD", "DFlash"), DRAFTED),
@@ -93,15 +95,17 @@ def folders(settings: TrtllmSettings) -> dict[str, str]:
     return {name: path for name, path in named.items() if path or name.startswith("lora.")}
 
 
-def fields(settings: TrtllmSettings, context: int, *, salted: bool = True) -> dict[str, Any]:
+def fields(settings: TrtllmSettings, context: int, *, salted: bool = True, sampled: bool = False) -> dict[str, Any]:
     """The keyword arguments of LLM(...), plain data throughout: TensorRT-LLM makes its own objects of it.
 
     Args:
         context: maximum sequence length in tokens.
         salted: this version can separate the cached prompts of tenants; without that, cache reuse is switched off.
+        sampled: speculation must be told that requests may sample.
     """
+    speculative = {SAMPLED: True} | settings.speculative if sampled and settings.speculative else settings.speculative
     optional = {name: getattr(settings, name) for name in PASSED}
-    optional |= {"speculative_config": settings.speculative, "guided_decoding_backend": settings.guided_decoding}
+    optional |= {"speculative_config": speculative, "guided_decoding_backend": settings.guided_decoding}
     scheduler = settings.scheduler | {"capacity_scheduler_policy": settings.scheduler_policy}
     if settings.waiting_queue_policy != "fcfs":
         scheduler["waiting_queue_policy"] = settings.waiting_queue_policy

@@ -91,7 +91,8 @@ class TrtllmEngine:
         salted = library.facts.cache_salt
         if not salted and self._settings.kv_cache.get("enable_block_reuse", True):
             log.warning("this TensorRT-LLM cannot tell cached prompts of tenants apart: no block is reused")
-        plain = trtllm_args.fields(self._settings, context, salted=salted)
+        sampled = library.facts.has(f"DecodingBaseConfig.{trtllm_args.SAMPLED}")
+        plain = trtllm_args.fields(self._settings, context, salted=salted, sampled=sampled)
         if lacking := library.facts.lacking(trtllm_args.needs(plain)):
             raise EngineDead(
                 f"the installed TensorRT-LLM {library.facts.version} does not have {', '.join(lacking)}; this adapter "

@@ -25,6 +25,7 @@ SYMBOLS = {
     "KvCacheConfig": LLM_ARGS,
     "SchedulerConfig": LLM_ARGS,
     "WaitingQueuePolicy": LLM_ARGS,
+    "DecodingBaseConfig": LLM_ARGS,
     "LoRARequest": "tensorrt_llm.executor.request",
     "RequestError": "tensorrt_llm.executor.utils",
     "ThinkingBudgetLogitsProcessor": "tensorrt_llm.llmapi.thinking_budget",

@@ -110,6 +110,17 @@ async def test_start_gives_the_engine_its_arguments_and_a_card(rig: Any, library
     assert started.phases == ["importing TensorRT-LLM", "loading weights"]
 
 
+@pytest.mark.parametrize(("version", "told"), [(OLDEST, False), (OLDER, True), (NEWER, True)])
+async def test_speculation_samples_where_it_must_be_told(rig: Any, *, told: bool) -> None:
+    """Else a model with it would answer greedily; unless the settings want just that."""
+    eagle = {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "hub/eagle"}
+    given = (await rig(speculative=eagle)).llm.given["speculative_config"]
+    assert given == eagle | ({"allow_advanced_sampling": True} if told else {})
+    greedy = eagle | {"allow_advanced_sampling": False}
+    assert (await rig(speculative=greedy)).llm.given["speculative_config"] == greedy
+    assert "speculative_config" not in (await rig()).llm.given
+
+
 async def test_nothing_of_a_checkpoint_is_loaded_that_its_manifest_does_not_list(rig: Any, tmp_path: Path) -> None:
     """Of the checkpoint, the tokenizer, the draft model and the adapters; what is listed loads."""
     folders = {name: tmp_path / name for name in ("model", "tokenizer", "draft", "adapter")}
