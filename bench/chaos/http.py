@@ -6,12 +6,13 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 
 from bench.chaos.asks import FIRST, authorization
 
 HOST = "127.0.0.1"
-ANSWER_TIMEOUT_S = 60.0
-"""Longer than any fault lasts: a silent peer is not given up while it may come back."""
+SILENCE_S: ContextVar[float] = ContextVar("silence_s", default=60.0)
+"""After which a peer is given up. Longer than any fault of one machine lasts: there it may come back."""
 
 
 class Cut(ConnectionError):
@@ -42,7 +43,7 @@ class Exchange:
         Raises Cut.
         """
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(SILENCE_S.get()):
                 sock, limit = await _connected(port, receive_buffer), receive_buffer or 1 << 16
                 reader, writer = await asyncio.open_connection(sock=sock, limit=limit)
                 exchange = cls(reader, writer)
@@ -100,7 +101,7 @@ class Exchange:
 
     async def _in_time(self, reading: Awaitable[bytes]) -> bytes:
         try:
-            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            async with asyncio.timeout(SILENCE_S.get()):
                 return await reading
         except (OSError, EOFError, TimeoutError) as error:
             raise Cut(repr(error)) from error

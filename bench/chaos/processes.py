@@ -15,6 +15,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from bench.chaos.http import HOST
 from bench.penstock import SERVER_SETTINGS, find_server
 from bench.ports import free_port
 
@@ -146,15 +147,17 @@ client-output-buffer-limit pubsub 8mb 2mb 10
 """
 
 
-async def command(port: int, *words: str | int | bytes) -> Any:
+async def command(port: int, *words: str | int | bytes, host: str = HOST) -> Any:
     """One command on a connection of its own. Raises RedisError, OSError."""
-    async with Redis(port=port, socket_timeout=2, protocol=2) as client:
+    async with Redis(host=host, port=port, socket_timeout=2, socket_connect_timeout=2, protocol=2) as client:
         return await client.execute_command(*words)  # type: ignore[no-untyped-call]
 
 
 class RedisServer:
     """One server with a folder of its own, and its append-only file in it. `options` are lines of its configuration,
     a file that others may have it rewrite."""
+
+    host = HOST
 
     def __init__(
         self, folder: Path, name: str = "redis", *options: str, environ: Mapping[str, str] | None = None
@@ -168,7 +171,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://{self.host}:{self.port}/0"
 
     async def start(self) -> None:
         """Until it answers."""
@@ -187,7 +190,7 @@ class RedisServer:
 
     async def command(self, *words: str | int | bytes) -> Any:
         """One command on a connection of its own. Raises RedisError, OSError."""
-        return await command(self.port, *words)
+        return await command(self.port, *words, host=self.host)
 
     async def down(self, seconds: float) -> None:
         """kill -9, and a restart from the file after so many seconds."""

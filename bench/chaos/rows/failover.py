@@ -25,7 +25,7 @@ KEPT = {"PENSTOCK_REDIS_DURABILITY": "D3", "PENSTOCK_REDIS_TIMEOUT_S": "1"}
 async def f06(stage: FaultTestbed) -> None:
     """The primary is killed, or stopped and continued, in turn; the Sentinels name another."""
     stage.lease_ms = LEASE_MS
-    servers = Sentinels(stage.folder)
+    servers = Sentinels.here(stage.folder)
     await servers.start()
     try:
         async with stage.cluster(url=servers.url, lease_ms=LEASE_MS, environ=KEPT) as cluster:
@@ -59,7 +59,7 @@ async def _lose(stage: FaultTestbed, primary: RedisServer, trial: int) -> None:
 async def f23(stage: FaultTestbed) -> None:
     """In turn: a primary is killed, and the slot of a partition moves."""
     stage.lease_ms = LEASE_MS
-    servers = ClusterNodes(stage.folder)
+    servers = ClusterNodes.here(stage.folder)
     await servers.start()
     environ = {**KEPT, "PENSTOCK_REDIS_PARTITIONS": str(PARTITIONS)}
     try:

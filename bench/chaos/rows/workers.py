@@ -113,9 +113,9 @@ async def f31(stage: FaultTestbed) -> None:
             owners = [told for told, _ in begun]
             crowd = [cluster.clients.join(owners[n % jobs], reads=False) for n in range(readers)]
             before = max(rss_bytes(api.pid) for api in cluster.apis)
-            first = await asyncio.gather(*(_come(cluster, told, n, 3) for n, told in enumerate(crowd)))
+            first = await asyncio.gather(*(come(cluster, told, n, 3) for n, told in enumerate(crowd)))
             stage.fault(f"{readers} readers are cut off")
-            back = await asyncio.gather(*(_come(cluster, told, n + 1, 3) for n, told in enumerate(crowd)))
+            back = await asyncio.gather(*(come(cluster, told, n + 1, 3) for n, told in enumerate(crowd)))
             grown = max(rss_bytes(api.pid) for api in cluster.apis) - before
             bare = max(await asyncio.gather(*(bare_answer(bare_port) for _ in crowd)))
             stage.bit(all(each is not None for each in first), "some readers had seen nothing yet")
@@ -136,7 +136,7 @@ async def f31(stage: FaultTestbed) -> None:
             await cluster.ready()
 
 
-async def _come(cluster: PenstockCluster, told: ClientView, number: int, events: int) -> float | None:
+async def come(cluster: PenstockCluster, told: ClientView, number: int, events: int) -> float | None:
     """Read some deltas behind the cursor, then go; seconds to the first one, or None if there was none."""
     began, first, port = time.monotonic(), None, cluster.ports[number % len(cluster.ports)]
     headers = authorization(told.ask.tenant) | ({"Last-Event-ID": told.cursor} if told.cursor else {})

@@ -1,0 +1,221 @@
+"""Hosts: containers of podman on two networks, each of which may vanish without a word, and networks that part.
+
+A host vanishes like one whose cable is pulled: its interface goes down first, so that no peer is told (no FIN, no RST),
+then its processes are killed. It comes back with its disk and its address. Root only: interfaces and packets of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from bench.chaos.cluster import PenstockCluster
+from bench.chaos.history import ClientHistory
+from bench.chaos.processes import ManagedProcess, RedisServer
+from bench.chaos.replicated import sentinel_lines
+from streaming.errors import Unavailable
+from streaming.fleet.processes import Fleet
+
+FRONT, BACK = "penstock-hosts-front", "penstock-hosts-back"
+SUBNETS = {FRONT: "10.89.40.", BACK: "10.89.41."}
+TABLE = ("inet", "penstock_hosts")
+CHAIN = (*TABLE, "forward")
+REDIS, SENTINEL = 6379, 26379
+VERSION = "0.1.0"
+STORE_IMAGE = "localhost/penstock-valkey:stand-in"
+CONFINED = [
+    *("--read-only", "--read-only-tmpfs", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+    *("--ulimit", "nofile=8192:8192", "--ulimit", "nproc=4096:4096", "--no-healthcheck"),
+]
+"""What docker/compose asks of every container, and limits that a machine may not give by itself."""
+
+
+class Failed(Exception):
+    """A command of this machine did not do what it should."""
+
+
+async def run(*words: str) -> str:
+    """What a command says. Raises Failed."""
+    child = await asyncio.create_subprocess_exec(*words, stdout=-1, stderr=-1)
+    said, error = await child.communicate()
+    if child.returncode:
+        raise Failed(f"{' '.join(words[:4])}: {error.decode().strip().splitlines()[-1:]}")
+    return said.decode().strip()
+
+
+@asynccontextmanager
+async def networks() -> AsyncIterator[None]:
+    """The two networks, and a table of packets that cuts the way between them."""
+    for name, subnet in SUBNETS.items():
+        with suppress(Failed):  # of a run that was killed
+            await run("podman", "network", "rm", "--force", name)
+        await run("podman", "network", "create", "--subnet", f"{subnet}0/24", name)
+    await run("nft", "add", "table", *TABLE)
+    try:
+        await run("nft", "add", "chain", *CHAIN, "{ type filter hook forward priority -10; }")
+        yield
+    finally:
+        await run("nft", "delete", "table", *TABLE)
+        for name in SUBNETS:
+            await run("podman", "network", "rm", "--force", name)
+
+
+async def part(*addresses: str) -> None:
+    """Drop whatever goes from one network to the other; or only what these addresses send or are sent."""
+    for place in addresses or (f"{SUBNETS[BACK]}0/24",):
+        for end in ("saddr", "daddr"):
+            await run("nft", "add", "rule", *CHAIN, "ip", end, place, "counter", "drop")
+
+
+async def heal() -> None:
+    """Let everything through again."""
+    await run("nft", "flush", "chain", *CHAIN)
+
+
+class Host(ManagedProcess):
+    """A container with an address of its own; the process that is kept is the client that is attached to it."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        image: str,
+        network: str,
+        number: int,
+        *,
+        command: Sequence[str] = (),
+        options: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        port: int = 0,
+    ) -> None:
+        self.address, self.container = f"{SUBNETS[network]}{number}", f"penstock-hosts-{name}"
+        given = [word for key, value in (environ or {}).items() for word in ("--env", f"{key}={value}")]
+        published = ["--publish", f"127.0.0.1:{port}:8000"] if port else []
+        self._create = (
+            *("podman", "create", "--replace", "--name", self.container, "--hostname", name),
+            *("--network", network, "--ip", self.address, *CONFINED, *given, *published, *options, image, *command),
+        )
+        # The clients' port is kept where a cluster looks for it.
+        known = {**os.environ, "PENSTOCK_API_PORT": str(port)}
+        super().__init__(name, ["podman", "start", "--attach", self.container], known, folder)
+
+    async def start(self) -> None:
+        await run(*self._create)
+        await super().start()
+
+    async def vanish(self) -> None:
+        """Off the network, then dead, until `back`."""
+        lives = len(self.exits)
+        self.patient.clear()
+        pid = await run("podman", "inspect", "--format", "{{.State.Pid}}", self.container)
+        await run("nsenter", "--target", pid, "--net", "ip", "link", "set", "eth0", "down")
+        await run("podman", "kill", "--signal", str(int(signal.SIGKILL)), self.container)
+        await self.exited(lives + 1)
+
+    def back(self) -> None:
+        """The same disk, the same address, processes that begin anew."""
+        self.patient.set()
+
+    async def end(self) -> None:
+        await super().end()
+        await run("podman", "rm", "--force", "--time", "0", self.container)
+
+
+class StoreHost(RedisServer):
+    """A host with one server, and with a Sentinel that watches `primary`, if one is named."""
+
+    def __init__(self, folder: Path, number: int, *options: str, primary: RedisServer | None = None) -> None:
+        name = f"store-{number}"
+        super().__init__(folder, name, "protected-mode no", "bind 0.0.0.0", f"port {REDIS}", *options)
+        self._number, self.port, self.host = number, REDIS, f"{SUBNETS[FRONT]}{100 + number}"
+        self.child: Host = self._host(f"exec redis-server {self.folder}/server.conf")
+        if primary is not None:
+            self.watch(primary)
+
+    def watch(self, primary: RedisServer) -> None:
+        """Run a Sentinel beside the server."""
+        lines = [*sentinel_lines(SENTINEL, str(self.folder), primary), "protected-mode no"]
+        (self.folder / "sentinel.conf").write_text("\n".join(lines))
+        server, sentinel = self.folder / "server.conf", self.folder / "sentinel.conf"
+        self.child = self._host(f"redis-server {server} & exec redis-server {sentinel} --sentinel")
+
+    def _host(self, script: str) -> Host:
+        options = ("--user", "0:0", "--volume", f"{self.folder}:{self.folder}", "--entrypoint", "sh")
+        return Host(
+            self.folder.name,
+            self.folder.parent,
+            STORE_IMAGE,
+            FRONT,
+            100 + self._number,
+            command=("-c", script),
+            options=options,
+        )
+
+    async def kill(self) -> None:
+        await self.child.vanish()
+
+
+class HostCluster(PenstockCluster):
+    """Penstock with every process on a host of its own: API, schedulers and offline process beside the store, and the
+    workers on the other network. `clocks`: by how many seconds the clocks of hosts are wrong, with libfaketime's place.
+    `offline`: without a broker of its own, there is none in front of a cluster."""
+
+    def __init__(
+        self,
+        folder: Path,
+        history: ClientHistory,
+        url: str,
+        *,
+        clocks: tuple[Mapping[str, str], str] = ({}, ""),
+        **options: Any,
+    ) -> None:
+        self._hosts, self._clocks = 10, clocks
+        super().__init__(folder, history, url, **options)
+        self.others = [self._child("scheduler-2", "scheduler")]
+        if not url.startswith("redis+cluster"):
+            self.others.append(self._child("offline-1", "offline"))
+
+    @property
+    def children(self) -> list[ManagedProcess]:
+        return [*super().children, *self.others]
+
+    @property
+    def schedulers(self) -> list[ManagedProcess]:
+        return [self.scheduler, self.others[0]]
+
+    def _child(self, name: str, role: str, *args: str, **environ: str) -> Host:
+        self._hosts += 1
+        port = int(environ.pop("PENSTOCK_API_PORT", "0"))
+        given = {key: value for key, value in {**self.environ, **environ}.items() if key.startswith("PENSTOCK_")}
+        del given["PENSTOCK_TELEMETRY_METRICS_DIR"]
+        options = ["--volume", f"{self.folder / 'penstock.toml'}:/etc/penstock/penstock.toml:ro"]
+        if role in ("api", "offline"):
+            options += ["--tmpfs", "/var/lib/penstock/files:mode=1777"]
+        clocks, library = self._clocks
+        if name in clocks:
+            given |= {"LD_PRELOAD": "/clock.so", "FAKETIME": clocks[name], "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+            options += ["--volume", f"{library}:/clock.so:ro"]
+        return Host(
+            name,
+            self.folder,
+            f"localhost/penstock-{'worker' if role == 'workers' else role}:{VERSION}",
+            BACK if role == "workers" else FRONT,
+            self._hosts,
+            command=args,
+            options=options,
+            environ=given,
+            port=port,
+        )
+
+    async def _workers_ready(self) -> bool:
+        """Every kept worker is known by the lease of its present life."""
+        try:
+            found = {p.lease for p in await Fleet(self.wire).processes("worker") if p.state == "ready"}
+        except Unavailable:
+            return False
+        return all(worker.lease() in found for worker in self.workers if worker.kept)
