@@ -156,6 +156,14 @@ soak: $(VENV)/.dev ## half an hour of load and kills: keys and memory must not g
 test-rabbitmq: $(VENV)/.dev ## events through a RabbitMQ of the tests' own (Debian: apt-get install rabbitmq-server)
 	@PENSTOCK_TEST_RABBITMQ=1 exec $(BIN)/python -m pytest tests/system/test_rabbitmq.py $(ARGS)
 
+.PHONY: test-kubernetes
+test-kubernetes: $(VENV)/.dev ## the manifests before a real API server (kube-apiserver, etcd and kubectl on the PATH)
+	@PENSTOCK_TEST_KUBERNETES=1 exec $(BIN)/python -m pytest tests/docker/test_api_server.py $(ARGS)
+
+.PHONY: test-hosts
+test-hosts: $(VENV)/.dev ## hosts that vanish and networks that part, with podman and the images; ARGS="--rows H02"
+	@exec $(BIN)/python -m bench.hosts $(ARGS)
+
 .PHONY: test-browser
 test-browser: $(VENV)/.dev ## a real browser: a hostile page, and the console (Debian: apt-get install chromium)
 	@PENSTOCK_TEST_BROWSER=1 exec $(BIN)/python -m pytest tests/system/test_browser.py tests/system/test_console.py $(ARGS)

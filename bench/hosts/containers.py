@@ -22,11 +22,12 @@ from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet
 
 FRONT, BACK = "penstock-hosts-front", "penstock-hosts-back"
-SUBNETS = {FRONT: "10.89.40.", BACK: "10.89.41."}
+SUBNETS = {FRONT: "10.123.40.", BACK: "10.123.41."}
 TABLE = ("inet", "penstock_hosts")
 CHAIN = (*TABLE, "forward")
 REDIS, SENTINEL = 6379, 26379
 VERSION = "0.1.0"
+REMOVALS = 10
 STORE_IMAGE = "localhost/penstock-valkey:stand-in"
 CONFINED = [
     *("--read-only", "--read-only-tmpfs", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
@@ -123,7 +124,11 @@ class Host(ManagedProcess):
 
     async def end(self) -> None:
         await super().end()
-        await run("podman", "rm", "--force", "--time", "0", self.container)
+        for _ in range(REMOVALS):  # podman may still be busy with its end
+            with suppress(Failed):
+                await run("podman", "rm", "--force", "--time", "0", self.container)
+                return
+            await asyncio.sleep(0.5)
 
 
 class StoreHost(RedisServer):

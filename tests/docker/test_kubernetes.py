@@ -250,6 +250,44 @@ def test_there_is_time_to_drain(made: tuple[str, Path, str]) -> None:
         assert template(owner)["spec"]["terminationGracePeriodSeconds"] >= needed
 
 
+@pytest.mark.parametrize(("overlay", "name"), ALL)
+def test_every_pod_is_probed(overlay: str, name: str) -> None:
+    """Until it has started, and whether it lives; a Service asks besides whether it is ready. A pod that is alive at
+    its start gets more time for it than later for an answer."""
+    only = container(owner_of(overlay, name))
+    services = [each["spec"]["selector"] for each in of_kind(overlay, "Service")]
+    labels = template(owner_of(overlay, name))["metadata"]["labels"]
+    served = any(selector.items() <= labels.items() for selector in services) and "redis" not in name
+    assert ("readinessProbe" in only) == served
+    start, life = only["startupProbe"], only["livenessProbe"]
+    assert start["periodSeconds"] * start["failureThreshold"] >= 2 * life["periodSeconds"]
+    assert life["periodSeconds"] * life["failureThreshold"] >= 60, "a pause of the store would end it"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_node_can_be_drained_and_some_pod_stays(overlay: str) -> None:
+    """Every role has one budget that lets one pod go and keeps another. A single Redis has none: it would hold up the
+    node for ever."""
+    budgets = {each["metadata"]["name"]: each["spec"] for each in of_kind(overlay, "PodDisruptionBudget")}
+    assert set(budgets) == {owner["metadata"]["name"] for owner in pods(overlay) if role_of(owner) != "redis"}
+    for name, budget in budgets.items():
+        spec = owner_of(overlay, name)["spec"]
+        assert budget["selector"] == spec["selector"]
+        assert budget.get("maxUnavailable") == 1 or 1 <= budget["minAvailable"] < spec["replicas"]
+
+
+def test_keda_scales_the_workers_of_the_trial() -> None:
+    """All signals are about the model whose Deployment it scales, within the limits that the settings name; it looks
+    more often than the cooldown lasts."""
+    spec = document(KUBERNETES / "keda/scaledobject.yaml")["spec"]
+    assert spec["scaleTargetRef"]["name"] == owner_of("cpu", f"penstock-{WORKER}")["metadata"]["name"]
+    model = WORKER.removeprefix("worker-")
+    assert all(f'model="{model}"' in trigger["metadata"]["query"] for trigger in spec["triggers"])
+    settings = load(SECTIONS["worker"], path=KUBERNETES / "overlays/cpu/penstock.example.toml", environ={})
+    assert spec["maxReplicaCount"] == settings.table("models", ModelSettings)[model].max_workers
+    assert spec["minReplicaCount"] == 0 and spec["pollingInterval"] < spec["cooldownPeriod"]
+
+
 # --- objects ---------------------------------------------------------------------------------------------------------
 
 

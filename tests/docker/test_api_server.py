@@ -1,0 +1,139 @@
+"""The manifests before a real API server: it takes every overlay, and its admission and its rights bind the scheduler.
+It is no part of the project, so only `make test-kubernetes` runs this."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from api_server import ApiServer, api_server, missing
+from docker_files import KUBERNETES, images, new_key
+
+from scheduler.pools.kubernetes import KubernetesPool
+from scheduler.settings import KubernetesSettings
+from streaming.fleet.plans import Plan
+
+WANTED = "PENSTOCK_TEST_KUBERNETES"
+OVERLAYS = ["cpu", "tensorrt-llm", "upstream"]
+SPACE, MODEL = "penstock", "smollm2-135m-instruct"
+WORKER = f"penstock-worker-{MODEL}"
+IMAGES, DIGEST = ["redis", *images()], f"sha256:{1:064}"
+SCHEDULER = f"system:serviceaccount:{SPACE}:penstock-scheduler"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(WANTED not in os.environ, reason="needs a real API server: make test-kubernetes"),
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """With the namespace, which a dry run of what lies in it needs."""
+    with api_server(tmp_path_factory.mktemp("kubernetes")) as found:
+        made = found.kubectl("apply", "--filename", str(KUBERNETES / "base/namespace.yaml"))
+        assert made.returncode == 0, made.stderr
+        yield found
+
+
+@pytest.fixture(scope="module")
+def overlays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copies, with what docker/new-key makes in them, and digests as docker/pin-images writes them down."""
+    tree = tmp_path_factory.mktemp("tree")
+    shutil.copytree(KUBERNETES / "base", tree / "base")
+    for name in OVERLAYS:
+        folder = tree / "overlays" / name
+        new_key(KUBERNETES / "overlays" / name, folder)
+        rows = [{"name": image, "newName": f"registry.example/{image}", "digest": DIGEST} for image in IMAGES]
+        component = {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "images": rows}
+        (folder / "images-by-digest").mkdir()
+        (folder / "images-by-digest/kustomization.yaml").write_text(json.dumps(component))
+    return tree / "overlays"
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_it_takes_every_overlay(server: ApiServer, overlays: Path, name: str) -> None:
+    """Every object, as kubectl builds them, without a warning: one names a field it does not know, or a pod that the
+    "restricted" standard would refuse."""
+    taken = server.kubectl("apply", "--kustomize", str(overlays / name), "--dry-run=server", "--validate=strict")
+    assert taken.returncode == 0 and "Warning" not in taken.stderr, taken.stderr
+    assert len(taken.stdout.splitlines()) >= 28
+
+
+@pytest.fixture(scope="module")
+def applied(server: ApiServer, overlays: Path) -> ApiServer:
+    """With the trial's overlay in it, and the rules about the scheduler in force."""
+    taken = server.kubectl("apply", "--kustomize", str(overlays / "cpu"))
+    assert taken.returncode == 0, taken.stderr
+
+    def in_force() -> bool:
+        return patched(server, WORKER, TEMPLATE).returncode != 0
+
+    deadline = time.monotonic() + 30
+    while not in_force():
+        assert time.monotonic() < deadline, "no policy is in force"
+        time.sleep(0.2)
+    return server
+
+
+TEMPLATE = '{"spec": {"template": {"metadata": {"annotations": {"another": "template"}}}}}'
+
+
+def patched(server: ApiServer, name: str, patch: str) -> CompletedProcess[str]:
+    """What the scheduler is told when it would change a Deployment."""
+    words = ["--namespace", SPACE, "--type", "merge", "--patch", patch, "--dry-run=server"]
+    return server.kubectl("patch", "deployment", name, *words, who=SCHEDULER)
+
+
+def created(server: ApiServer, deployment: str, name: str, **changed: Any) -> CompletedProcess[str]:
+    """What is said to a pod as this Deployment would make it, or with a changed specification."""
+    template = server.get("deployment", deployment, "--namespace", SPACE)["spec"]["template"]
+    metadata = {"name": name, "labels": template["metadata"]["labels"]}
+    each = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"] | changed}
+    return server.kubectl("create", "--namespace", SPACE, "--filename", "-", given=each)
+
+
+def test_every_pod_is_admitted(applied: ApiServer) -> None:
+    """The namespace enforces the "restricted" standard, on pods themselves."""
+    for deployment in ("penstock-api", "penstock-offline", "penstock-scheduler", WORKER):
+        made = created(applied, deployment, f"{deployment}-0")
+        assert made.returncode == 0, made.stderr
+    assert "violates PodSecurity" in created(applied, WORKER, "bad", hostNetwork=True).stderr
+
+
+def test_the_scheduler_may_touch_workers_only(applied: ApiServer) -> None:
+    """Of Deployments by its rights, of pods by the policy, and of a Deployment never what its pods are."""
+    assert "may not change what the pods of a Deployment are" in patched(applied, WORKER, TEMPLATE).stderr
+    assert "Forbidden" in patched(applied, "penstock-api", '{"spec": {"replicas": 0}}').stderr
+    said = {}
+    for deployment in ("penstock-api", WORKER):
+        assert created(applied, deployment, f"{deployment}-1").returncode == 0
+        words = ["pod", f"{deployment}-1", "--namespace", SPACE, "--wait=false"]
+        said[deployment] = applied.kubectl("delete", *words, who=SCHEDULER)
+    assert "the scheduler may change and remove workers only" in said["penstock-api"].stderr
+    assert said[WORKER].returncode == 0, said[WORKER].stderr
+
+
+async def test_the_pool_scales_with_these_rights(
+    applied: ApiServer, overlays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a token of the scheduler's account; applying the overlay again leaves its number alone."""
+    token = applied.kubectl("create", "token", "penstock-scheduler", "--namespace", SPACE).stdout.strip()
+    monkeypatch.setenv("KUBECONFIG", str(applied.config(token, SPACE)))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    pool = KubernetesPool(KubernetesSettings(), "s")
+    try:
+        moves = await pool.moves([Plan(model=MODEL, want=3, reason="because", pool="kubernetes")], [], 1)
+        await pool.carry_out(moves, 1)
+    finally:
+        await pool.close()
+    for _ in range(2):
+        assert applied.get("deployment", WORKER, "--namespace", SPACE)["spec"]["replicas"] == 3
+        assert applied.kubectl("apply", "--kustomize", str(overlays / "cpu")).returncode == 0
