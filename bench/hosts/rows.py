@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,13 +20,16 @@ from bench.chaos.rows.workers import asks, come, requests
 from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.hosts.containers import REDIS, SENTINEL, Host, HostCluster, StoreHost, heal, part
 from streaming.fleet.plans import LEADER
+from streaming.fleet.processes import Fleet
 
 LEASE_MS = 2000
 PARTITIONS = 6
 D3 = {"PENSTOCK_REDIS_DURABILITY": "D3", "PENSTOCK_REDIS_TIMEOUT_S": "1"}
 SILENCE = 5.0
 """After so long without a byte a client gives an API host up. One that lives cancels the chat of such a client."""
-STREAMS, STREAM_TOKENS = 256, 150
+ONE_ADDRESS = {"PENSTOCK_API_MAX_CONNECTIONS_PER_CLIENT": "4096"}
+"""A published port hides where clients come from: to a host, all of them are one."""
+STREAMS, STREAM_TOKENS = 256, 300
 AWAY_S = 3 * LEASE_MS / 1000
 BUSY = {"PENSTOCK_SIM_STEP_MS": "80", "PENSTOCK_SIM_SLOTS": "160"}
 """Two workers that are left have room for all streams, and two cores for what these say."""
@@ -42,7 +46,8 @@ async def hosts(
     if store is not None:
         await store.start()
         url = store.url
-    cluster = HostCluster(stage.folder, stage.history, url, lease_ms=LEASE_MS, environ=environ or {}, **options)
+    environ = ONE_ADDRESS | (environ or {})
+    cluster = HostCluster(stage.folder, stage.history, url, lease_ms=LEASE_MS, environ=environ, **options)
     try:
         await cluster.start()
         yield cluster
@@ -71,6 +76,11 @@ def spread(stage: FaultTestbed, trial: int) -> list[Ask]:
     return [
         Ask(f"{stage.row.id} trial {trial} number {n}", STREAM_TOKENS, tenant=TENANTS[n % 2]) for n in range(STREAMS)
     ]
+
+
+def late(stage: FaultTestbed, cluster: HostCluster, trial: int) -> list[Begun]:
+    """Requests that come while the fault lasts."""
+    return cluster.begin(asks(f"{stage.row.id} late", trial, 12))
 
 
 async def moves(stage: FaultTestbed) -> None:
@@ -105,6 +115,7 @@ async def vanish(
     cluster: HostCluster,
     begun: list[Begun],
     choose: Callable[[], Awaitable[Host]],
+    trial: int,
     *,
     lost_job: bool = False,
 ) -> None:
@@ -114,6 +125,7 @@ async def vanish(
     host = await choose()
     stage.fault(f"{host.name} vanishes")
     await host.vanish()
+    begun += late(stage, cluster, trial)
     await asyncio.sleep(AWAY_S)
     host.back()
     await cluster.finish(begun)
@@ -131,7 +143,7 @@ async def worker(stage: FaultTestbed) -> None:
             return (await cluster.holders())[0]
 
         for trial in stage.tries():
-            await vanish(stage, cluster, cluster.begin(spread(stage, trial)), holder, lost_job=True)
+            await vanish(stage, cluster, cluster.begin(spread(stage, trial)), holder, trial, lost_job=True)
         stage.figures["jobs moved"] = stage.moved(range(1, 1 + stage.trials * STREAMS))
 
 
@@ -144,7 +156,7 @@ async def api(stage: FaultTestbed) -> None:
             return cluster.apis[stage.trials % 2]
 
         for trial in stage.tries():
-            await vanish(stage, cluster, cluster.begin(spread(stage, trial)), one)
+            await vanish(stage, cluster, cluster.begin(spread(stage, trial)), one, trial)
 
 
 async def scheduler(stage: FaultTestbed) -> None:
@@ -187,6 +199,7 @@ async def partition(stage: FaultTestbed) -> None:
             cut = [] if trial % 2 == 0 else [(await cluster.holders())[0].address]  # type: ignore[attr-defined]
             stage.fault(f"{cut[0] if cut else 'every worker host'} cut off for {AWAY_S:g} s")
             await part(*cut)
+            begun += late(stage, cluster, trial)
             await asyncio.sleep(AWAY_S)
             await heal()
             await cluster.finish(begun)
@@ -235,7 +248,10 @@ async def _lose(
     begun = cluster.begin(asks(stage.row.id, trial, 24, tokens=300))
     await cluster.all_begun(begun)
     stage.fault(f"{lost.child.name} vanishes")
-    await lost.down(AWAY_S)
+    await lost.kill()
+    begun += late(stage, cluster, trial)
+    await asyncio.sleep(AWAY_S)
+    await lost.back()
     await cluster.finish(begun)
     await servers.settled()
     stage.bit(stage.across(requests(begun)), "nobody read across it")
@@ -252,10 +268,12 @@ async def clocks(stage: FaultTestbed) -> None:
                 Ask(f"{stage.row.id} {trial} {n}", 100, n % 2 == 0, queue=limits, tenant=TENANTS[n // 2 % 2])
                 for n in range(48)
             )
+            known = {each.host: each.since - time.time() for each in await Fleet(cluster.wire).processes()}
             stage.fault("clocks of hosts are an hour wrong")
             await cluster.finish(begun)
             held = {event["state"] for event in of_kind(stage.history.events, "final")}
             stage.must(held == {"completed"}, f"jobs ended as {held}")
+            stage.bit(all(abs(known[host]) > 1800 for host in wrong), f"the clocks are right: {known}")
 
 
 def _row(name: str, play: Any, title: str, inject: str, trials: int, limit_s: float, budget: Budget) -> FaultRow:
