@@ -118,7 +118,7 @@ class Host(ManagedProcess):
         await run("podman", "kill", "--signal", str(int(signal.SIGKILL)), self.container)
         await self.exited(lives + 1)
 
-    def back(self) -> None:
+    async def back(self) -> None:
         """The same disk, the same address, processes that begin anew."""
         self.patient.set()
 
