@@ -49,7 +49,7 @@ MANIFESTS = $(filter-out %/kustomization.yaml,$(wildcard docker/kubernetes/base/
 .DELETE_ON_ERROR:
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 up: $(VENV)/.runtime ## install once, then run everything here; ARGS="--port 9000" passes flags
 	@exec $(BIN)/penstock up $(ARGS)

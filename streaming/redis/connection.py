@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NoReturn, TypeAlias, cast
@@ -96,7 +96,8 @@ class SharedConnection:
 
     async def _open(self) -> PipelinedProtocol:
         await self._give_back()
-        self._connection = await self._acquire()
+        with lost_if_closed():
+            self._connection = await self._acquire()
         self._talk = PipelinedProtocol(self._connection, self._timeout_s)
         return self._talk
 
@@ -132,6 +133,16 @@ class Sent:
     answers: list[Any] = field(default_factory=list)
 
 
+@contextmanager
+def lost_if_closed() -> Iterator[None]:
+    """uvloop raises RuntimeError for a transport that the peer has reset, and redis-py passes it on. Raises redis-py's
+    ConnectionError instead."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RedisConnectionError(f"the connection is closed: {error}") from error
+
+
 class TakenOver(asyncio.Protocol):
     """Protocol of a connection that redis-py has opened: takes over its transport and parses what the server sends."""
 
@@ -143,11 +154,9 @@ class TakenOver(asyncio.Protocol):
         writer = connection._writer  # redis-py has no public access to it
         if writer is None or writer.transport.is_closing():
             raise RedisConnectionError("the connection was lost before it was used")
-        try:
+        with lost_if_closed():
             self._transport, self._former = writer.transport, writer.transport.get_protocol()
             self._transport.set_protocol(self)
-        except RuntimeError as error:
-            raise RedisConnectionError(f"the connection was lost before it was used: {error}") from error
 
     def data_received(self, data: bytes) -> None:
         """Parse what has arrived, perhaps in parts. Error replies become redis-py's exceptions."""
@@ -198,7 +207,7 @@ class PipelinedProtocol(TakenOver):
             self._timer = self._loop.call_at(sent.due, self._look)
         try:
             self._transport.writelines(data)
-        except RuntimeError as error:  # raised by uvloop for a closed transport that does not yet report it
+        except RuntimeError as error:  # as in `lost_if_closed`
             self.end(RedisConnectionError(f"the connection is closed: {error}"))
         return sent.done
 
@@ -433,7 +442,9 @@ class OneServer:
         pipeline = self.client.pipeline(transaction=False)
         for command in commands:
             pipeline.execute_command(*command)
-        return await self._checked(list(await pipeline.execute(raise_on_error=False)))
+        with lost_if_closed():
+            answers = list(await pipeline.execute(raise_on_error=False))
+        return await self._checked(answers)
 
     async def run_scripts(self, server: str, commands: Sequence[Command]) -> list[Any]:
         """The same over the shared connection, where a call costs least. For commands that do not block."""
@@ -457,7 +468,8 @@ class OneServer:
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[AbstractConnection]:
         """Lend an exclusive connection to any server (pub/sub messages reach them all); closes it at the end."""
-        connection = await self.client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+        with lost_if_closed():
+            connection = await self.client.connection_pool.get_connection()  # type: ignore[no-untyped-call]
         try:
             yield connection
         finally:
@@ -508,12 +520,16 @@ class Cluster:
         self.client = cast(Redis, self._cluster)
 
     async def server_of(self, key: str) -> str:
-        await self._cluster.initialize()
+        await self._initialized()
         slot = self._cluster.keyslot(key)
         return str(self._cluster.nodes_manager.get_node_from_slot(slot).name)
 
+    async def _initialized(self) -> None:
+        with lost_if_closed():
+            await self._cluster.initialize()
+
     async def servers(self) -> list[str]:
-        await self._cluster.initialize()
+        await self._initialized()
         return [str(node.name) for node in self._cluster.get_primaries()]
 
     async def run(self, server: str, commands: Sequence[Command]) -> list[Any]:
@@ -532,7 +548,8 @@ class Cluster:
         """Wait for answers; reload the slot map with the next command if another node may hold the slot now, so that no
         lost node is asked again."""
         try:
-            answers = await answering
+            with lost_if_closed():
+                answers = await answering
         except CONNECTION_ERRORS:
             self._cluster._initialize = True
             raise
@@ -567,7 +584,7 @@ class Cluster:
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[AbstractConnection]:
-        await self._cluster.initialize()
+        await self._initialized()
         node = random.choice(self._cluster.get_primaries())  # noqa: S311 - spreads load, hides nothing
         connection = await _connected(node)
         try:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 from flow import a_lease, until
 from house import free_port, redis_process
 from redis import Redis
@@ -24,7 +27,7 @@ from streaming.errors import Unavailable
 from streaming.jobs.lease import Lease
 from streaming.redis import connection as subject
 from streaming.redis.client import RedisClient
-from streaming.redis.connection import SharedConnection, _connected, refusal
+from streaming.redis.connection import SharedConnection, _connected, open_topology, refusal
 from streaming.redis.settings import RedisSettings
 
 
@@ -78,6 +81,49 @@ async def test_one_that_is_closed_without_a_word_counts_as_lost(line: SharedConn
     with pytest.raises(RedisConnectionError, match="closed"):
         await line.run([("PING",)])
     assert await line.run([("PING",)]) == [b"PONG"]
+
+
+def test_one_that_the_server_has_reset_counts_as_lost() -> None:
+    """Also in redis-py's hands, whose own commands uvloop then refuses with another error. The next call is served."""
+    uvloop.run(_reset_and_ask())
+
+
+async def _reset_and_ask() -> None:
+    lines: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        lines.append(writer)
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(b"+PONG\r\n" * data.count(b"*"))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        topology = open_topology(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0", 2.0)
+        assert await topology.run("", [("PING",)]) == [True]
+        for line in lines:  # as a host does that was away and knows nothing of it
+            raw = line.transport.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            line.transport.abort()
+        await asyncio.sleep(0.05)
+        with pytest.raises(RedisConnectionError):
+            await topology.run("", [("PING",)])
+        assert await topology.run("", [("PING",)]) == [True]
+        await topology.close()
+        await asyncio.sleep(0.05)  # until both ends are closed
+
+
+async def test_a_sentinel_that_has_reset_counts_as_lost() -> None:
+    """It is asked when a connection is opened. The caller is told that the store is away, not that it has a fault."""
+
+    async def acquire() -> AbstractConnection:
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+    async def release(_: AbstractConnection) -> None:
+        raise AssertionError("nothing was acquired")
+
+    with pytest.raises(RedisConnectionError, match="closed"):
+        await SharedConnection(acquire, release, 5).run([("PING",)])
 
 
 async def test_a_command_that_cannot_be_sent_is_an_error_of_its_caller_alone(line: SharedConnection) -> None:
