@@ -17,7 +17,7 @@ from rich.console import Console
 from bench import report
 from bench.chaos.report import as_document, merged, small, what_failed
 from bench.chaos.stage import FaultRow, RowOutcome, play_all
-from bench.hosts.containers import STORE_IMAGE, Failed, networks, run
+from bench.hosts.containers import CONFINED, PODMAN, STORE_IMAGE, Failed, networks, run
 from bench.hosts.rows import ROWS
 from bench.program import BenchProgram, Option, ProgramRun, check_names
 
@@ -52,8 +52,10 @@ async def _play(
 ) -> tuple[list[RowOutcome], float, dict[str, str]]:
     """One row after the other: all use the same addresses."""
     versions = {
-        "podman": (await run("podman", "--version")).split()[-1],
-        "store": (await run("podman", "run", "--rm", "--entrypoint", "redis-server", STORE_IMAGE, "--version"))[:40],
+        "podman": (await run(*PODMAN, "--version")).split()[-1],
+        "store": (await run(*PODMAN, "run", "--rm", *CONFINED, STORE_IMAGE, "redis-server", "--version")).partition(
+            " sha"
+        )[0],
     }
     async with networks():
         outcomes, seconds = await play_all(rows, folder, run_.args.times, 1, run_.console)

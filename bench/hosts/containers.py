@@ -26,7 +26,13 @@ SUBNETS = {FRONT: "10.123.40.", BACK: "10.123.41."}
 TABLE = ("inet", "penstock_hosts")
 CHAIN = (*TABLE, "forward")
 REDIS, SENTINEL = 6379, 26379
-VERSION = "0.1.0"
+TAG = os.environ.get("PENSTOCK_TEST_TAG", "0.1.0")
+"""Of the images of the roles."""
+PODMAN = [
+    "podman",
+    *([] if Path("/run/systemd/system").is_dir() else ["--runtime", "runc", "--cgroup-manager", "cgroupfs"]),
+]
+"""Without systemd nobody delegates control groups, which podman's other runtime asks for."""
 REMOVALS = 10
 STORE_IMAGE = "localhost/penstock-valkey:stand-in"
 CONFINED = [
@@ -54,8 +60,8 @@ async def networks() -> AsyncIterator[None]:
     """The two networks, and a table of packets that cuts the way between them."""
     for name, subnet in SUBNETS.items():
         with suppress(Failed):  # of a run that was killed
-            await run("podman", "network", "rm", "--force", name)
-        await run("podman", "network", "create", "--subnet", f"{subnet}0/24", name)
+            await run(*PODMAN, "network", "rm", "--force", name)
+        await run(*PODMAN, "network", "create", "--subnet", f"{subnet}0/24", name)
     await run("nft", "add", "table", *TABLE)
     try:
         await run("nft", "add", "chain", *CHAIN, "{ type filter hook forward priority -10; }")
@@ -63,7 +69,7 @@ async def networks() -> AsyncIterator[None]:
     finally:
         await run("nft", "delete", "table", *TABLE)
         for name in SUBNETS:
-            await run("podman", "network", "rm", "--force", name)
+            await run(*PODMAN, "network", "rm", "--force", name)
 
 
 async def part(*addresses: str) -> None:
@@ -98,12 +104,12 @@ class Host(ManagedProcess):
         given = [word for key, value in (environ or {}).items() for word in ("--env", f"{key}={value}")]
         published = ["--publish", f"127.0.0.1:{port}:8000"] if port else []
         self._create = (
-            *("podman", "create", "--replace", "--name", self.container, "--hostname", name),
+            *(*PODMAN, "create", "--replace", "--name", self.container, "--hostname", name),
             *("--network", network, "--ip", self.address, *CONFINED, *given, *published, *options, image, *command),
         )
         # The clients' port is kept where a cluster looks for it.
         known = {**os.environ, "PENSTOCK_API_PORT": str(port)}
-        super().__init__(name, ["podman", "start", "--attach", self.container], known, folder)
+        super().__init__(name, [*PODMAN, "start", "--attach", self.container], known, folder)
 
     async def start(self) -> None:
         await run(*self._create)
@@ -113,9 +119,9 @@ class Host(ManagedProcess):
         """Off the network, then dead, until `back`."""
         lives = len(self.exits)
         self.patient.clear()
-        pid = await run("podman", "inspect", "--format", "{{.State.Pid}}", self.container)
+        pid = await run(*PODMAN, "inspect", "--format", "{{.State.Pid}}", self.container)
         await run("nsenter", "--target", pid, "--net", "ip", "link", "set", "eth0", "down")
-        await run("podman", "kill", "--signal", str(int(signal.SIGKILL)), self.container)
+        await run(*PODMAN, "kill", "--signal", str(int(signal.SIGKILL)), self.container)
         await self.exited(lives + 1)
 
     async def back(self) -> None:
@@ -126,7 +132,7 @@ class Host(ManagedProcess):
         await super().end()
         for _ in range(REMOVALS):  # podman may still be busy with its end
             with suppress(Failed):
-                await run("podman", "rm", "--force", "--time", "0", self.container)
+                await run(*PODMAN, "rm", "--force", "--time", "0", self.container)
                 return
             await asyncio.sleep(0.5)
 
@@ -208,7 +214,7 @@ class HostCluster(PenstockCluster):
         return Host(
             name,
             self.folder,
-            f"localhost/penstock-{'worker' if role == 'workers' else role}:{VERSION}",
+            f"localhost/penstock-{'worker' if role == 'workers' else role}:{TAG}",
             BACK if role == "workers" else FRONT,
             self._hosts,
             command=args,

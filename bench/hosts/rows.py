@@ -17,13 +17,15 @@ from bench.chaos.http import SILENCE_S
 from bench.chaos.processes import ManagedProcess, RedisServer, until
 from bench.chaos.replicated import GUARD, NODE, ClusterNodes, Sentinels
 from bench.chaos.rows.operations import find_library
-from bench.chaos.rows.workers import asks, come, requests
+from bench.chaos.rows.workers import FENCED_EXIT, asks, come, requests
 from bench.chaos.stage import FaultRow, FaultTestbed
 from bench.hosts.containers import REDIS, SENTINEL, HostCluster, StoreHost, heal, part
 from streaming.fleet.plans import LEADER
 from streaming.fleet.processes import Fleet
 
 LEASE_MS = 2000
+KILLED = 137
+"""How podman says that a signal ended a container at once."""
 PARTITIONS = 6
 D3 = {"PENSTOCK_REDIS_DURABILITY": "D3", "PENSTOCK_REDIS_TIMEOUT_S": "1"}
 SILENCE = 5.0
@@ -53,6 +55,8 @@ async def hosts(
         await cluster.start()
         yield cluster
         await cluster.quiet()
+        ends = {code for child in cluster.children for code in child.exits} - {FENCED_EXIT, KILLED}
+        stage.must(not ends, f"processes ended by themselves, with {sorted(ends)}")
     finally:
         await cluster.close()
         if store is not None:
