@@ -206,7 +206,10 @@ class HostCluster(PenstockCluster):
         del given["PENSTOCK_TELEMETRY_METRICS_DIR"]
         options = ["--volume", f"{self.folder / 'penstock.toml'}:/etc/penstock/penstock.toml:ro"]
         if role in ("api", "offline"):
-            options += ["--tmpfs", "/var/lib/penstock/files:mode=1777"]
+            files = self.folder / "files"  # which these hosts share
+            files.mkdir(exist_ok=True)
+            files.chmod(0o777)
+            options += ["--volume", f"{files}:/var/lib/penstock/files"]
         clocks, library = self._clocks
         if name in clocks:
             given |= {"LD_PRELOAD": "/clock.so", "FAKETIME": clocks[name], "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
