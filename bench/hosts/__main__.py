@@ -35,7 +35,7 @@ def _run(run_: ProgramRun) -> int:
     folder = Path(tempfile.mkdtemp(prefix="penstock-hosts-"))
     outcomes, seconds, versions = asyncio.run(_play([known[name] for name in names], folder, run_))
     found = as_document(outcomes, seconds) | versions
-    Console(width=80, highlight=False).print(report.table(_table(found)))
+    Console(width=80, highlight=False).print(report.table(table(found)))
     out = run_.args.out
     before = msgspec.json.decode(out.read_bytes()) if out.exists() else None
     report.write(out, small(found if before is None else merged(before, found, whole=not run_.args.rows)))
@@ -62,7 +62,7 @@ async def _play(
     return outcomes, seconds, versions
 
 
-def _table(found: dict[str, object]) -> report.Report:
+def table(found: dict[str, object]) -> report.Report:
     rows = []
     for fault in found["faults"]:  # type: ignore[attr-defined]
         bad = sum(fault[kind] for kind in ("lost", "doubled", "spliced", "wrong_ends", "wrong_answers"))
