@@ -207,7 +207,7 @@ class PipelinedProtocol(TakenOver):
             self._timer = self._loop.call_at(sent.due, self._look)
         try:
             self._transport.writelines(data)
-        except RuntimeError as error:  # as in `lost_if_closed`
+        except RuntimeError as error:  # raised by uvloop, as in `lost_if_closed`
             self.end(RedisConnectionError(f"the connection is closed: {error}"))
         return sent.done
 
