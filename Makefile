@@ -65,7 +65,7 @@ check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@$(BIN)/hadolint docker/Dockerfile docker/Dockerfile.tensorrt-llm
+	@$(BIN)/hadolint docker/Dockerfile docker/Dockerfile.others docker/Dockerfile.tensorrt-llm
 	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose/compose.yaml examples/compose.yaml
 	@$(BIN)/kubernetes-validate --strict --quiet $(MANIFESTS)
 	@$(BIN)/python -m pytest --quiet tests/docker
@@ -151,6 +151,16 @@ chaos-long: $(VENV)/.dev ## the same with five times the trials
 .PHONY: soak
 soak: $(VENV)/.dev ## half an hour of load and kills: keys and memory must not grow; ARGS="--minutes 3"
 	@exec $(BIN)/python -m bench.chaos.soak $(ARGS)
+
+.PHONY: images stack test-stack
+images: ## build every image with docker, podman or buildah, and print the sizes; ARGS="--no-cache" passes flags
+	@exec sh docker/build-images $(ARGS)
+
+stack: ## start the compose deployment, of these images, and wait until every role is ready
+	@exec sh docker/stack $(ARGS)
+
+test-stack: $(VENV)/.dev ## try a copy of it: kill and stop containers under streams, restart all; ARGS="--leave"
+	@exec $(BIN)/python -m bench.stack $(ARGS)
 
 .PHONY: test-rabbitmq
 test-rabbitmq: $(VENV)/.dev ## events through a RabbitMQ of the tests' own (Debian: apt-get install rabbitmq-server)

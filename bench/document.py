@@ -1,8 +1,8 @@
 """`python -m bench.document`: writes the tables of the docs from bench/results and the source, between their marks.
 
 A page says `<!-- cost: gateway-rivals -->` for the short table of the README, `<!-- entrypoints: chats -->` for
-requests that other servers answer otherwise, and `<!-- metrics: requests -->` for a table of docs/metrics.md. Behind
-stands `<!-- end -->`. What is between is never typed.
+requests that other servers answer otherwise, `<!-- metrics: requests -->` for a table of docs/metrics.md, and
+`<!-- rows: stack -->` for all rows of a result. Behind stands `<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from bench import report
 from telemetry.catalogue import GROUPS, LABELS, MetricSpec
 
-PAGES = (Path("README.md"), Path("docs/clients.md"), Path("docs/metrics.md"))
-KINDS = "cost|entrypoints|metrics"
+PAGES = (Path("README.md"), Path("docs/clients.md"), Path("docs/deployment.md"), Path("docs/metrics.md"))
+KINDS = "cost|entrypoints|metrics|rows"
 MARKED = re.compile(rf"(<!-- ({KINDS}): ([A-Za-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 RIVALS = {
@@ -39,6 +39,8 @@ def filled(page: str, results: Path) -> str:
             text = entrypoints(found[3])
         elif found[2] == "cost":
             text = _cost(report.load(results / f"{found[3]}.json"))
+        elif found[2] == "rows":
+            text = _rows(report.load(results / f"{found[3]}.json"))
         else:
             text = metrics(found[3])
         return f"{found[1]}{text}\n{found[4]}"
@@ -105,8 +107,18 @@ def _cost(found: report.Report) -> str:
     figures = (("CPU per token, us", "cpu_us_per_token", 1), ("time to first token, p50, ms", "ttft_p50_ms", 0))
     body = [(words, *(report.cell(rows[name][key], digits) for name in systems)) for words, key, digits in figures]
     table = _table((f"{top} streams", *(RIVALS[name] for name in systems)), *body, numbers=True)
+    return f"{table}\n\n{_measured(found)}"
+
+
+def _rows(found: report.Report) -> str:
+    """Every row, all columns."""
+    rows = [tuple(str(each) for each in row.values()) for row in found.rows]
+    return f"{_table(tuple(found.rows[0]), *rows)}\n\n{_measured(found)}"
+
+
+def _measured(found: report.Report) -> str:
     tree = f"commit {found.commit}" if found.commit else "its file names no commit"
-    return f"{table}\n\nMeasured on {found.date}; {tree}."
+    return f"Measured on {found.date}; {tree}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from click.core import ParameterSource
 from api.settings import ApiSettings
 from cli.instance import DataDir, UpSettings, settings_file
 from cli.output import CommandResult, Problem, note
-from penstock.config import Config, load
+from penstock.config import FILE, Config, load, own_file
 from streaming.batches.file_store import FilesSettings
 from streaming.redis.settings import RedisSettings
 
@@ -89,15 +89,17 @@ class Where:
         data_dir = None if self.data_dir is None else str(self.data_dir)
         return {("up", "data_dir"): data_dir, ("redis", "url"): self.redis_url}
 
-    def config(self) -> Config:
-        """The merged settings that locate a deployment, with these flags. Raises ConfigError."""
+    def config(self, role: str = "") -> Config:
+        """The merged settings that locate a deployment, with these flags; of a role started alone, with its own file.
+        Raises ConfigError."""
         kinds: dict[str, type[msgspec.Struct]] = {
             "up": UpSettings,
             "redis": RedisSettings,
             "api": ApiSettings,
             "files": FilesSettings,
         }
-        return load(kinds, path=settings_file(Path.cwd()), environ=os.environ, flags=self.flags)
+        own = own_file(Path.cwd() / FILE, role) if role else None
+        return load(kinds, path=settings_file(Path.cwd()), own=own, environ=os.environ, flags=self.flags)
 
     def home(self) -> DataDir:
         """The data folder. Raises ConfigError."""

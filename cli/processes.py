@@ -170,7 +170,7 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> None:
       penstock probe api
       penstock probe worker --id worker-1 --alive
     """
-    config, instance = where.config(), where.home().read()
+    config, instance = where.config(role), where.home().read()
     if role == "api":
         settings = config.section("api", ApiSettings)
         host = WILDCARDS.get(settings.host, settings.host)

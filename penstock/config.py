@@ -230,6 +230,12 @@ def load(
     return config
 
 
+def own_file(path: Path, role: str) -> Path | None:
+    """The settings file of one role alone, penstock.<role>.toml beside that of all; None if it does not exist."""
+    own = path.with_name(f"{path.stem}.{role}{path.suffix}")
+    return own if own.exists() else None
+
+
 def build(kind: type[S], values: Any, where: str) -> S:
     """Convert plain data to a validated struct; accepts strings for numbers and booleans. Raises ConfigError."""
     if not isinstance(values, dict):

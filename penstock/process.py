@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.config import FILE, Config, ConfigError, load
+from penstock.config import FILE, Config, ConfigError, load, own_file
 from penstock.files import open_private
 
 log = logging.getLogger(__name__)
@@ -153,16 +153,9 @@ def run_process(
 
 
 def _read(sections: Mapping[str, type[msgspec.Struct]], given: Path | None, role: str) -> Config:
-    """Read the settings of a process that is started alone, with those that only its role has (penstock.<role>.toml
-    beside the others). Raises ConfigError."""
+    """Read the settings of a process that is started alone, with its role's own file. Raises ConfigError."""
     path = given or Path(FILE)
-    own = path.with_name(f"{path.stem}.{role}{path.suffix}")
-    return load(
-        sections,
-        path=path if given or path.exists() else None,
-        own=own if own.exists() else None,
-        environ=os.environ,
-    )
+    return load(sections, path=path if given or path.exists() else None, own=own_file(path, role), environ=os.environ)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -107,6 +107,10 @@ class Exchange:
             raise Cut(repr(error)) from error
 
 
+CONNECT_TIMEOUT_S = 5.0
+"""A port that is published anew may have swallowed what was sent to the old one: another connection gets through."""
+
+
 async def _connected(port: int, receive_buffer: int) -> socket.socket:
     """A socket; a small buffer must be asked for before it connects."""
     sock = socket.socket()
@@ -114,7 +118,8 @@ async def _connected(port: int, receive_buffer: int) -> socket.socket:
     try:
         if receive_buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        await asyncio.get_running_loop().sock_connect(sock, (HOST, port))
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await asyncio.get_running_loop().sock_connect(sock, (HOST, port))
     except BaseException:
         sock.close()
         raise

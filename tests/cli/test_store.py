@@ -196,6 +196,16 @@ def test_a_silent_redis_kills_nobody(asked: House, monkeypatch: pytest.MonkeyPat
     assert probe("worker", "--id", "w") == 3
 
 
+def test_a_role_is_asked_for_with_its_own_settings(asked: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its login at Redis may stand in its own file alone, as in containers."""
+    asked.start("scheduler", "--id", "s")
+    eventually(lambda: probe("scheduler", "--id", "s") == 0)
+    monkeypatch.delenv("PENSTOCK_REDIS_URL")
+    (asked.folder / "penstock.scheduler.toml").write_text(f'[redis]\nurl = "{asked.redis_url}"\n')
+    assert probe("scheduler", "--id", "s") == 0
+    assert probe("worker", "--id", "s") == 3
+
+
 def test_an_api_process_is_asked_at_its_door(asked: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alive as soon as it answers, ready with the first worker; 0.0.0.0 is called at home."""
     assert probe("api", "--alive") == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -96,8 +97,9 @@ def test_each_role_gets_what_it_may_be_set_to(target: str, extra: str) -> None:
     """Pods as a pool, an engine: without its extra a role would refuse the setting."""
     here = stages("Dockerfile")
     (packages,) = [rest.split()[0] for name, rest in here[target].lines if name == "COPY" and "packages" in rest]
-    installed = here[packages.removeprefix("--from=")].last("RUN")
-    assert extra in re.findall(r"\w+", installed.partition("'penstock[")[2])
+    runs = [rest for name, rest in here[packages.removeprefix("--from=")].lines if name == "RUN"]
+    (installed,) = [rest.partition("'penstock[")[2] for rest in runs if "'penstock[" in rest]
+    assert extra in re.findall(r"\w+", installed)
 
 
 def test_the_default_model_lies_where_the_worker_looks() -> None:
@@ -119,7 +121,8 @@ def test_the_build_sees_what_the_package_is_made_of() -> None:
 
 @pytest.mark.slow
 def test_a_worker_needs_no_more_than_the_tensorrt_llm_image_gets(empty_house: House) -> None:
-    """There only a few packages are laid over the image's own: with these alone a worker runs, and can be probed."""
+    """There only a few packages are laid over the image's own: with these alone a worker runs, sends traces, and can be
+    probed."""
     (command,) = [line for line in pip_commands("Dockerfile.tensorrt-llm") if "--target" in line]
     packages = command.split("--target /opt/penstock")[1].split()
     assert packages[0] == "penstock" and set(packages[1:]) <= LOCKED
@@ -129,7 +132,8 @@ def test_a_worker_needs_no_more_than_the_tensorrt_llm_image_gets(empty_house: Ho
 
     def run(*words: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", ONLY, allowed, *words]
-        return subprocess.Popen(command, env=empty_house.environ, cwd=empty_house.folder)
+        environ = empty_house.environ | {"PENSTOCK_TELEMETRY_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+        return subprocess.Popen(command, env=environ, cwd=empty_house.folder)
 
     worker = run("penstock.run", "workers", "--id", "w")
     try:
@@ -137,3 +141,28 @@ def test_a_worker_needs_no_more_than_the_tensorrt_llm_image_gets(empty_house: Ho
     finally:
         worker.terminate()
     assert worker.wait(30) == 0
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_a_builder_of_any_age_takes_its_health_check(image: str) -> None:
+    """Buildah knows no --start-interval; compose and Kubernetes have checks of their own."""
+    health = IMAGES[image][1].last("HEALTHCHECK")
+    assert set(re.findall(r"--(\S+)=", health)) == {"interval", "timeout", "start-period"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "chosen"), [("docker podman buildah", "docker"), ("podman buildah", "podman"), ("buildah", "buildah")]
+)
+def test_the_engine_that_answers_is_taken(tmp_path: Path, answers: str, chosen: str) -> None:
+    """A command may be there without its daemon."""
+    for name in ("docker", "podman", "buildah"):
+        command = tmp_path / name
+        command.write_text(f'#!/bin/sh\ncase $1 in info) case "{answers}" in *{name}*) ;; *) exit 1 ;; esac ;; esac\n')
+        with command.open("a") as file:
+            file.write(f'[ "$1" = info ] || echo "{name} $*"\n')
+        command.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    ran = subprocess.run(
+        ["sh", DOCKER / "engine", "build", "."], env=environ, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == f"{chosen} build ."

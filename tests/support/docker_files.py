@@ -114,7 +114,7 @@ def document(path: Path) -> Any:
 
 def new_key(folder: Path, to: Path) -> tuple[Path, str]:
     """Let docker/new-key make the settings of `folder` in a copy of it; the file, and the key."""
-    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("penstock.toml"))
+    shutil.copytree(folder, to, ignore=shutil.ignore_patterns("penstock.toml", "secrets", ".env"))
     made = subprocess.run(["sh", DOCKER / "new-key", to], capture_output=True, text=True, check=True)
     return to / "penstock.toml", made.stdout.strip()
 
@@ -138,16 +138,15 @@ def versions() -> dict[str, str]:
 
 def logins(folder: Path) -> dict[str, str]:
     """What docker/new-key has made in `folder` for each role: the address of Redis with its password."""
-    files = sorted((folder / "secrets").glob("*.env"))
-    texts = {path.stem: path.read_text(encoding="utf-8").strip() for path in files}
-    name = "PENSTOCK_REDIS_URL="
-    return {role: text.removeprefix(name) for role, text in texts.items() if text.startswith(name)}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted((folder / "secrets").iterdir())}
+    urls = {role: re.findall(r'^(?:PENSTOCK_REDIS_URL=|url = ")([^"\s]+)', text, re.M) for role, text in texts.items()}
+    return {role: found[0] for role, found in urls.items() if found}
 
 
 DOCKER_STUB = """#!/bin/sh
 case "$*" in
     "pull --quiet $BROKEN") exit 1 ;;
-    pull*) ;;
+    pull* | info) ;;
     "image inspect"*)
         for image in "$@"; do :; done
         case $image in $LOCAL) echo ;; *) echo "other@sha256:$ZEROS"; echo "${image%:*}@sha256:$ONES" ;; esac ;;

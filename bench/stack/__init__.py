@@ -1,0 +1,1 @@
+"""Tries the compose deployment as containers."""

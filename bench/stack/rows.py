@@ -1,0 +1,276 @@
+"""What the compose deployment is tried with. Each row returns its figure, and raises an error of ERRORS if it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from bench.chaos.asks import Ask
+from bench.chaos.checker import check
+from bench.chaos.clients import Clients
+from bench.chaos.history import ClientHistory, stalls_ms
+from bench.http import fetch
+from bench.stack.deployment import MODEL, PROJECT, ROLES, UNANSWERED, Stack, StackError
+
+STREAMS = 16
+TOKENS = 800
+SETTLE_TIMEOUT_S = 60.0
+MAX_MEGABYTES = {"penstock-api": 180, "penstock-worker": 250}
+"""Of images, beyond their base."""
+ERRORS = (StackError, KeyError, ValueError, TimeoutError, *UNANSWERED)
+Row: TypeAlias = "tuple[str, Callable[[Stack], str]]"
+
+
+def rows(stack: Stack, folder: Path) -> Iterator[Row]:
+    """Every row by its title; the first one starts the stack."""
+    kept = KeptThings()
+    yield "every role is ready", ready
+    yield "a chat is streamed", streamed
+    yield "a job is done", kept.job
+    yield "a batch is done", kept.batch
+    yield "Prometheus scrapes every role", scraped
+    yield "traces reach the collector", traced
+    yield "a restart of all keeps", kept.restart
+    for service in stack.containers():
+        yield f"kill {service}: streams whole", Disturbance(folder, service).kill
+    for service in ("worker", "api"):
+        yield f"stop {service}: streams whole", Disturbance(folder, service).stop
+    yield "no secret in inspect", hidden
+    yield "nothing written outside volumes", unwritten
+    for image in MAX_MEGABYTES:
+        yield f"{image} beyond its base", partial(sized, image)
+    yield "worker on TensorRT-LLM's image", tensorrt_llm
+
+
+def chat(text: str, **more: Any) -> dict[str, Any]:
+    """The body of a request."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **more}
+
+
+def eventually(condition: Callable[[], str], what: str) -> str:
+    """Poll until it returns a figure. Raises TimeoutError."""
+    until = time.monotonic() + SETTLE_TIMEOUT_S
+    while not (found := condition()):
+        if time.monotonic() > until:
+            raise TimeoutError(what)
+        time.sleep(1)
+    return found
+
+
+# --- in use -----------------------------------------------------------------------------------------------------------
+
+
+def ready(stack: Stack) -> str:
+    return f"{stack.up():.0f} s"
+
+
+def streamed(stack: Stack) -> str:
+    """Its text is what is stored."""
+    headers, answer = stack.ask("POST", "/v1/chat/completions", chat("Name a river.", stream=True, max_tokens=24))
+    *lines, done = re.findall(r"^data: (.*)$", answer.decode(), re.MULTILINE)
+    parts = [choice["delta"].get("content") or "" for line in lines for choice in json.loads(line)["choices"]]
+    _, job = stack.ask("GET", f"/v1/jobs/{headers['x-job-id']}?wait=10")
+    text = json.loads(job)["result"]["choices"][0]["message"]["content"]
+    if done != "[DONE]" or not text or "".join(parts) != text:
+        raise StackError(f"streamed {''.join(parts)!r}, stored {text!r}, ended {done!r}")
+    return f"{sum(map(bool, parts))} parts"
+
+
+class KeptThings:
+    """What the first rows made, and must be there after everything was restarted."""
+
+    def __init__(self) -> None:
+        self._paths: list[str] = []
+
+    def job(self, stack: Stack) -> str:
+        began = time.monotonic()
+        _, answer = stack.ask("POST", "/v1/jobs", chat("Name a lake.", max_tokens=8))
+        path = f"/v1/jobs/{json.loads(answer)['id']}"
+        _, view = stack.ask("GET", f"{path}?wait=60")
+        if (status := json.loads(view)["status"]) != "completed":
+            raise StackError(f"the job is {status}")
+        self._paths.append(path)
+        return f"{time.monotonic() - began:.1f} s"
+
+    def batch(self, stack: Stack) -> str:
+        source, target = stack.docker / "lines.jsonl", stack.docker / "answers.jsonl"
+        source.write_text("".join(f'{{"prompt": "Name {number} rivers."}}\n' for number in range(8)))
+        stack.penstock("batch", "run", str(source), "-o", str(target), "--max-tokens", "8")
+        _, found = stack.ask("GET", "/v1/batches")
+        batch = json.loads(found)["data"][0]
+        self._paths += [f"/v1/batches/{batch['id']}"]
+        self._paths += [f"/v1/files/{batch[name]}/content" for name in ("input_file_id", "output_file_id")]
+        if batch["request_counts"] != {"total": 8, "completed": 8, "failed": 0}:
+            raise StackError(f"lines: {batch['request_counts']}")
+        return f"{len(target.read_text().splitlines())} lines"
+
+    def restart(self, stack: Stack) -> str:
+        """Every container is removed and made again. From then on the engine is the simulated one."""
+        _, key = stack.ask("POST", "/admin/keys", {"tenant": "third"})
+        self._paths.append(f"/admin/keys/{json.loads(key)['id']}")
+        before = [stack.ask("GET", path) for path in self._paths]
+        stack.down()
+        stack.up()
+        for path, (_, body) in zip(self._paths, before, strict=True):
+            if stack.ask("GET", path)[1] != body:
+                raise StackError(f"{path} is another after the restart")
+        stack.simulate()
+        return f"{len(before)} of {len(self._paths)} things"
+
+
+# --- monitoring -------------------------------------------------------------------------------------------------------
+
+
+def scraped(stack: Stack) -> str:
+    address = stack.address("prometheus", "monitoring")
+    wanted = {f"penstock-{role}" for role in ROLES}
+
+    def up() -> str:
+        _, _, answer = fetch(9090, "GET", "/api/v1/query?query=up", host=address)
+        found = json.loads(answer)["data"]["result"]
+        good = {each["metric"]["job"] for each in found if each["value"][1] == "1"}
+        return f"{len(good)} roles" if good == wanted else ""
+
+    return eventually(up, "Prometheus does not see all of them up")
+
+
+def traced(stack: Stack) -> str:
+    """By what the stand-in for the collector prints."""
+
+    def arrived() -> str:
+        exports = Counter(re.findall(r"spans of penstock-(\w+)", stack.log("collector")))
+        return ", ".join(f"{exports[role]} x {role}" for role in exports) if {*exports} >= {"api", "worker"} else ""
+
+    return eventually(arrived, "no spans of both API and worker in the collector's log")
+
+
+# --- disturbed --------------------------------------------------------------------------------------------------------
+
+
+class Disturbance:
+    """Open streams, half of them jobs' events, while one container is killed or stopped; then every text is checked."""
+
+    def __init__(self, folder: Path, service: str) -> None:
+        self._folder, self._service = folder, service
+
+    def kill(self, stack: Stack) -> str:
+        """SIGKILL. The container is started again, as its restart policy would."""
+        name = stack.containers()[self._service]
+
+        def inject() -> None:
+            stack.engine("kill", name)
+            time.sleep(1)
+            stack.engine("start", name)
+
+        return self._under_streams(stack, f"kill {self._service}", inject)
+
+    def stop(self, stack: Stack) -> str:
+        """As compose does: it must end by itself within its grace period, else its exit code is that of a kill."""
+        name, began = stack.containers()[self._service], time.monotonic()
+
+        def inject() -> None:
+            stack.engine("compose", "stop", self._service)
+            if code := stack.inspected(name)[0]["State"]["ExitCode"]:
+                raise StackError(f"exit code {code} after {time.monotonic() - began:.0f} s")
+            stack.engine("start", name)
+
+        return self._under_streams(stack, f"stop {self._service}", inject)
+
+    def _under_streams(self, stack: Stack, what: str, inject: Callable[[], None]) -> str:
+        history = ClientHistory(self._folder / f"{what}.jsonl")
+        try:
+            took, unfinished = asyncio.run(self._play(stack, history, what, inject))
+        finally:
+            history.close()
+        if wrong := check(history.events):
+            raise StackError(f"{len(wrong)} violations: {wrong[0]}")
+        stall = max(stalls_ms(history.events), default=0) / 1000
+        return f"back {took:.0f} s, open {unfinished}, stall {stall:.1f} s"
+
+    async def _play(
+        self, stack: Stack, history: ClientHistory, what: str, inject: Callable[[], None]
+    ) -> tuple[float, int]:
+        """How long the fault took, and how many streams it met to its end."""
+        clients = Clients(history, [stack.port])
+        asks = [Ask(f"{what} {n}", TOKENS, chat=n % 2 == 0, key=f"{what} {n}", model=MODEL) for n in range(STREAMS)]
+        views = [clients.tell(ask) for ask in asks]
+        running = [asyncio.create_task(clients.run(view)) for view in views]
+        async with asyncio.timeout(SETTLE_TIMEOUT_S):
+            await asyncio.gather(*(view.begun.wait() for view in views))
+        history.add("fault", trial=1, what=what)
+        began = time.monotonic()
+        await asyncio.to_thread(inject)
+        took, unfinished = time.monotonic() - began, sum(not view.state for view in views)
+        await asyncio.gather(*running)
+        await asyncio.gather(*(clients.read_finally(view.job) for view in views if view.job))
+        return took, unfinished
+
+
+# --- containers and images --------------------------------------------------------------------------------------------
+
+
+def hidden(stack: Stack) -> str:
+    """Neither passwords nor keys, in containers and in the images of ours."""
+    secrets = {stack.key, (stack.compose / "secrets" / "grafana.password").read_text().strip()}
+    for role in ROLES:
+        secrets |= set(re.findall(r"redis://\w+:(\w+)@", (stack.compose / "secrets" / f"{role}.toml").read_text()))
+    containers = stack.inspected(*stack.containers().values())
+    told = json.dumps([containers, stack.inspected(*{each["Image"] for each in containers})])
+    if shown := [secret for secret in secrets if secret in told]:
+        raise StackError(f"{len(shown)} of {len(secrets)} are shown")
+    return f"{len(secrets)} in {len(containers)} containers"
+
+
+def unwritten(stack: Stack) -> str:
+    """What an engine makes so that it can mount something is not written by the container."""
+    names = stack.containers().values()
+    for found in stack.inspected(*names):
+        mounts = [each["Destination"] for each in found["Mounts"]]
+        for line in stack.engine("diff", found["Name"].lstrip("/")).splitlines():
+            path = line.split()[1]
+            if not any(mount == path or mount.startswith(f"{path}/") for mount in mounts):
+                raise StackError(f"{found['Name']}: {line}")
+    return f"{len(names)} containers"
+
+
+def sized(image: str, stack: Stack) -> str:
+    """Beyond the image that it is built on."""
+    base = dict(line.split("=") for line in (stack.compose / ".env").read_text().split())["PYTHON_IMAGE"]
+    found, below = stack.inspected(stack.image(image), base)
+    size, most = (found["Size"] - below["Size"]) // 1_000_000, MAX_MEGABYTES[image]
+    if size > most:
+        raise StackError(f"{size} MB, at most {most}")
+    return f"{size} MB of {most}"
+
+
+def tensorrt_llm(stack: Stack) -> str:
+    """Beside the worker that is there, with the simulated engine and a collector to send spans to."""
+    if not (image := stack.image("penstock-worker-tensorrt-llm")):
+        return "not built"
+    (worker,) = stack.inspected(stack.containers()["worker"])
+    binds = [each for each in worker["Mounts"] if each["Type"] == "bind"]
+    volumes = [f"--volume={each['Source']}:{each['Destination']}:ro" for each in binds]
+    name, began = f"{PROJECT}-tensorrt-llm", time.monotonic()
+    stack.engine(
+        "run", "--detach", f"--name={name}", f"--network={PROJECT}_back", "--read-only", "--tmpfs=/tmp", *volumes,
+        "--env=PENSTOCK_TELEMETRY_OTLP_ENDPOINT=http://collector:4318", image, "--model", MODEL,
+    )  # fmt: skip
+
+    def probed() -> str:
+        with suppress(StackError):
+            stack.engine("exec", name, "penstock", "probe", "worker")
+            return f"{time.monotonic() - began:.0f} s"
+        return ""
+
+    try:
+        return eventually(probed, "it did not become ready")
+    finally:
+        stack.engine("rm", "--force", name)
