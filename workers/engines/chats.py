@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
@@ -190,8 +191,12 @@ _UNHELD = re.compile(r"\(\?<?[=!]|\\[1-9bB]|\\k<")
 """Look-around, back-references and bounds of words, which no grammar can hold."""
 
 MAX_COUNT = 1000
-"""Items and characters that a grammar counts; and items of all arrays together a hundred times as many. llama.cpp
-writes each of them out."""
+"""Items and characters that a grammar counts; and those of all arrays and texts together a hundred times as many.
+llama.cpp writes each of them out."""
+
+MAX_PATTERNS = 3000
+"""Characters of all patterns of a schema together, each as often as its pattern repeats it. A grammar library takes
+about 0.3 ms and 10 kB for each."""
 
 _COUNTS = ("Items", "Length", "Properties")
 _NAMING = ("properties", "patternProperties", "unevaluatedProperties")
@@ -200,16 +205,54 @@ _NAMING = ("properties", "patternProperties", "unevaluatedProperties")
 def as_grammar(schema: dict[str, Any]) -> dict[str, Any]:
     """A plain schema as an engine's grammar takes it: it holds what it knows of it, and the finished answer is checked
     against all of it. Patterns and counts that no grammar can hold are left out."""
-    arrays = json.dumps(schema).count('Items"')
-    limit = min(MAX_COUNT, 100 * MAX_COUNT // max(1, arrays))
-    return {**mapped(schema, lambda each: _held(each, limit)), "x-guidance": {"lenient": True}}
+    text = json.dumps(schema)
+    limit = min(MAX_COUNT, 100 * MAX_COUNT // max(1, text.count('Items"') + text.count('Length"')))
+    patterns = [*_patterns(schema)]
+    sizes = sorted([(pattern_size(each), each) for each in patterns])
+    ends = accumulate([size for size, _ in sizes])
+    left = {each for (_, each), end in zip(sizes, ends, strict=True) if end > MAX_PATTERNS}
+    left |= {each for each in patterns if _UNHELD.search(each)}
+    return {**mapped(schema, lambda each: _held(each, limit, left)), "x-guidance": {"lenient": True}}
 
 
-def _held(schema: dict[str, Any], limit: int) -> dict[str, Any]:
-    if isinstance(pattern := schema.get("pattern"), str) and _UNHELD.search(pattern):
+def _patterns(schema: Any) -> Iterator[str]:
+    """Every pattern in a schema, as often as it stands there."""
+    if isinstance(schema, Mapping):
+        if isinstance(pattern := schema.get("pattern"), str):
+            yield pattern
+        yield from schema["patternProperties"] if isinstance(schema.get("patternProperties"), Mapping) else ()
+    for each in schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ():
+        yield from _patterns(each)
+
+
+_PATTERN_PART = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|\(|\)|\{(\d+)(?:,(\d*))?\}|.", re.DOTALL)
+
+
+def pattern_size(pattern: str) -> int:
+    """The characters of a pattern, each as often as the pattern repeats it. A range counts twice where what it repeats
+    holds repetitions: there are many ways then to read one text."""
+    groups = [[0, 0]]
+    """Size and repetitions of each open group."""
+    last = [0, 0]
+    for part in _PATTERN_PART.finditer(pattern):
+        if part[0] == "(":
+            groups.append([0, 0])
+        elif part[1] is not None:
+            times = max(1, int(part[2] or part[1]))
+            grown = last[0] * (times * times if part[2] is not None and last[1] else times) - last[0]
+            last = [last[0] + grown, 1]
+            groups[-1] = [groups[-1][0] + grown, 1]
+        else:
+            last = groups.pop() if part[0] == ")" and len(groups) > 1 else [1, 0]
+            groups[-1] = [groups[-1][0] + last[0], groups[-1][1] or last[1]]
+    return sum([size for size, _ in groups])
+
+
+def _held(schema: dict[str, Any], limit: int, left: Collection[str]) -> dict[str, Any]:
+    if isinstance(pattern := schema.get("pattern"), str) and pattern in left:
         del schema["pattern"]
     if isinstance(named := schema.get("patternProperties"), Mapping):
-        schema["patternProperties"] = {name: each for name, each in named.items() if not _UNHELD.search(name)}
+        schema["patternProperties"] = {name: each for name, each in named.items() if name not in left}
     if schema.get("type") == "object" and schema.keys().isdisjoint(_NAMING):
         schema.setdefault("additionalProperties", True)  # xgrammar would let it have no property
     for counted in _COUNTS:

@@ -105,9 +105,26 @@ def test_a_grammar_counts_to_a_thousand(counted: str) -> None:
     least, most = f"min{counted}", f"max{counted}"
     held = as_grammar({"properties": {"a": {least: 2_000_000, most: 10**18}, most: {least: 1, most: 1000}}})
     assert held["properties"] == {"a": {least: 1000}, most: {least: 1, most: 1000}}
-    array = {"type": "array", "items": {"const": 1}, "maxItems": 1000}
-    many = as_grammar({"properties": {f"p{at}": dict(array) for at in range(1000)}})
-    assert not any("maxItems" in each for each in many["properties"].values())
+    for each in ({"type": "array", "items": {"const": 1}, "maxItems": 1000}, {"type": "string", "maxLength": 1000}):
+        many = as_grammar({"properties": {f"p{at}": dict(each) for at in range(1000)}})
+        assert not {"maxItems", "maxLength"} & {name for held in many["properties"].values() for name in held}
+
+
+UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+REPEATED = "^([a-z]{1,60}[0-9]{1,60}){1,60}$"
+
+
+@pytest.mark.parametrize(("pattern", "times", "held"), [
+    (UUID, 1, True), (UUID, 70, True), (UUID, 80, False), (REPEATED, 1, False), ("^(([a-z]{9}){9}){9}$", 4, True),
+    ("^(([a-z]{9}){9}){9}$", 5, False), ("^(([a-z]{1,9}){1,9}){1,9}$", 1, False),
+    ("^.{0,99999}$", 1, False), (r"^\({2000}[){9]{1,}$", 1, True),
+])  # fmt: skip
+def test_the_patterns_of_a_schema_share_a_budget(pattern: str, times: int, *, held: bool) -> None:
+    """A library writes each repetition out: less than a kilobyte of schema took 900 MB and 14 s."""
+    grammar = as_grammar({"properties": {f"p{at}": {"pattern": pattern} for at in range(times)}})
+    assert grammar["properties"] == {f"p{at}": {"pattern": pattern} if held else {} for at in range(times)}
+    named = as_grammar({"anyOf": [{"patternProperties": {pattern: {"type": "null"}}}] * times})
+    assert named["anyOf"] == [{"patternProperties": {pattern: {"type": "null"}} if held else {}}] * times
 
 
 def test_an_object_without_names_of_properties_may_have_any() -> None:
