@@ -29,6 +29,7 @@ REFUSED_EXTRA = {
     "enable_build_cache": "it belongs to the TensorRT engine backend",
     "backend": "only the PyTorch backend is driven here, and it is the default",
     "trust_remote_code": "code out of a checkpoint is not run",
+    "custom_tokenizer": "it names code to import; the tokenizer's folder is the setting tokenizer",
     "skip_tokenizer_init": "the tokenizer is needed to render chats and to find stop strings",
     "num_postprocess_workers": "each step would send every request's whole output again",
     "max_beam_width": "beam search rewrites what readers have seen",

@@ -350,6 +350,7 @@ async def test_a_load_that_is_called_off_leaves_no_engine_behind(rig: Any, monke
         ({"extra": {"build_config": {}}}, "the TensorRT engine backend"),
         ({"extra": {"fast_build": True}}, "extra.fast_build cannot be used: it belongs to the TensorRT engine backend"),
         ({"extra": {"trust_remote_code": True}}, "code out of a checkpoint is not run"),
+        ({"extra": {"custom_tokenizer": "a.Tokenizer"}}, "it names code to import"),
         ({"extra": {"num_postprocess_workers": 4}}, "whole output again"),
         ({"extra": {"kv_cache_config": {}}}, "a setting of its own"),
         ({"speculative": {"max_draft_len": 3}}, "decoding_type is missing"),
