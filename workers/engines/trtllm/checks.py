@@ -38,7 +38,7 @@ OPTIONAL = {
     f"{CALL}.cache_salt": "no cached prompt is used again",
     "SamplingParams.embedding_bias": "requests with logit_bias are refused",
     "GuidedDecodingParams.structural_tag": "calls of functions cannot be forced by a tag",
-    "ThinkingBudgetLogitsProcessor.__call__": "a budget of reasoning is refused",
+    "ThinkingBudgetLogitsProcessor.__call__": "a budget of reasoning is ignored",
     "LLM.get_kv_cache_capacity": "the size of the KV cache stays unknown",
     "LLM.get_stats": "no statistics per iteration",
     f"LLM.{HEALTH}": "health is judged by progress alone",

@@ -24,6 +24,9 @@ TAGS = frozenset((BEGIN, END, BEGIN_TAG, END_TAG))
 INCOMPLETE = "\ufffd"
 """A decoder's output for the bytes of an incomplete character."""
 
+NO_VARIABLES = frozenset(("chat_template", "messages", "self"))
+"""Names that every rendering uses itself."""
+
 WINDOW = 16
 """Tokens decoded again with each step, because a token's text depends on its neighbours. Half are kept as context."""
 
@@ -82,7 +85,7 @@ class Codec:
         special = {token: str(each) for token, each in added.items() if getattr(each, "special", False)}
         self._tags = {token: text for token, text in special.items() if text in TAGS}
         """Tags that mark reasoning and calls, and that the tokenizer would leave out of a text."""
-        self._named = frozenset(("chat_template", *_parameters(tokenizer), *_parameters(inner)))
+        self._named = NO_VARIABLES.union(_parameters(tokenizer), _parameters(inner))
         self.chats = ChatFormat(_template_of(tokenizer, inner), self._render, self._control)
         own = getattr(tokenizer, "eos_token_id", None)
         self.end_ids = () if own is None else (own,)

@@ -83,10 +83,10 @@ def test_a_request_sets_variables_of_the_template() -> None:
     assert shown(codec(), asked(reasoning="none")).endswith("<think></think>")
     over = asked(reasoning="none", passed={"chat_template_kwargs": {"enable_thinking": True}})
     assert shown(codec(), over).endswith("assistant\n")
-    for wrong in ("x", {"chat_template": "x"}, {"tokenize": True}, {"messages": []}, {"tools": []}):
+    for wrong in ("x", {"chat_template": "x"}, {"tokenize": True}, {"messages": []}, {"tools": []}, {"self": 1}):
         with pytest.raises(Refused) as caught:
             codec().prompt(asked(passed={"chat_template_kwargs": wrong}))
-        assert caught.value.failure.status == 400
+        assert (caught.value.failure.status, caught.value.failure.param) == (400, "chat_template_kwargs")
 
 
 # --- what holds the answer to its form -------------------------------------------------------------------------------
