@@ -144,7 +144,7 @@ MAX_LETTERS, MAX_NAMED = 50, 3
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
-SOURCE_HELP = "With an engine: check its source in this folder; it need not be installed."
+SOURCE_HELP = "With an engine: check its source in this folder, and run a part of it; it need not be installed."
 WHICH = "penstock doctor trtllm with --installed, or with --source and the folder of its source"
 
 
@@ -165,7 +165,8 @@ def doctor(
 ) -> int:
     """Check this machine; nothing is changed. Exit code 1 if something must be fixed.
 
-    `doctor trtllm` instead checks what a TensorRT-LLM can do for this engine and with your settings, without a GPU.
+    `doctor trtllm` instead checks what a TensorRT-LLM can do for this engine and with your settings, without a GPU. It
+    runs code of the package, also with --source: only name a folder that you trust.
 
     \b
     Examples:
@@ -203,7 +204,7 @@ def check_trtllm(source: Path | None, deployment: Deployment, *, as_json: bool) 
     """Check the source in this folder, or the installed package, with the settings of each pool of this engine."""
     pools = {f"{name}.{shape}".rstrip("."): pool for name, shape, pool in deployment.pools if pool.engine == "trtllm"}
     settings = {name: deployment.config.section("trtllm", TrtllmSettings, pool.options) for name, pool in pools.items()}
-    if source is not None and (source / trtllm.PACKAGE).is_dir():  # a checkout
+    if source is not None and os.path.isdir(source / trtllm.PACKAGE):  # noqa: PTH112 - raises nothing. A checkout
         source /= trtllm.PACKAGE
     lines = [*(trtllm.installed(settings) if source is None else trtllm.check(source, settings))]
     ok = not any(line.state == "fails" and line.needed for line in lines)

@@ -183,7 +183,11 @@ def refusals(
         is_folder = name.startswith("lora.") or path.startswith(("/", "./", "../", "~"))  # else a name at the hub
         reasons += [f"{name}: the folder {path!r} does not exist"] if is_folder and not exists(path) else []
     experts, tensor = settings.moe_expert_parallel_size, settings.tensor_parallel_size
-    needed = tensor * settings.pipeline_parallel_size * int(extra.get("context_parallel_size", 1))
+    contexts = extra.get("context_parallel_size", 1)
+    if not isinstance(contexts, int) or contexts < 1:
+        reasons.append(f"context_parallel_size must be a number of GPUs, got {contexts!r}")
+        contexts = 1
+    needed = tensor * settings.pipeline_parallel_size * contexts
     if experts and tensor % experts:
         reasons.append(f"moe_expert_parallel_size {experts} does not divide tensor_parallel_size {tensor}")
     fraction = settings.kv_cache.get("free_gpu_memory_fraction")

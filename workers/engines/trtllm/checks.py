@@ -25,6 +25,8 @@ from workers.engines.trtllm.settings import TrtllmSettings
 State: TypeAlias = Literal["holds", "fails", "skipped"]
 PACKAGE, HEALTH = "tensorrt_llm", "_check_health"
 TRIAL_TIMEOUT_S = 300.0
+OF_TRIAL = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
+"""Variables that a trial gets. All others may be secrets, and it runs the package's code, which may be any checkout."""
 CONTEXT, MAX_GPUS = 4096, 2**20
 """The machine that serves may be another one: its checkpoint is not read, and its GPUs are not counted."""
 RESULTS = (
@@ -150,11 +152,12 @@ def _trial(source: Source, found: Definitions, plains: Mapping[str, dict[str, An
         "settings": plains,
         "sampling": {name: value for name, value in sampling.items() if name in known},
     }
-    told, problem = _child("-m", "workers.engines.trtllm.trial", given=json.dumps(asked))
-    if problem:
-        yield Line("settings", "skipped", "trial", "", f"it ended early: {problem}")
+    environ = {name: value for name, value in os.environ.items() if name in OF_TRIAL}
+    told, problem = _child("-m", "workers.engines.trtllm.trial", environ=environ, given=json.dumps(asked, default=str))
+    if problem or not told:  # code of the package can end its process as it likes
+        yield Line("settings", "skipped", "trial", "", f"it ended early: {problem or 'without a result'}")
         return
-    for symbol, state, name, reason in json.loads(told.splitlines()[-1]):
+    for symbol, state, name, reason in json.loads(told):
         yield Line("settings", state, name, found[symbol].place, reason, needed=True)
 
 
@@ -174,13 +177,14 @@ def installed(models: Models) -> Iterator[Line]:
     yield from check(root, models)
 
 
-def _child(*arguments: str, given: str = "") -> tuple[str, str]:
+def _child(*arguments: str, environ: Mapping[str, str] = os.environ, given: str = "") -> tuple[str, str]:
     """What a Python process prints, and why it failed, or ""."""
-    command, quiet = [sys.executable, "-P", *arguments], {"TRTLLM_NO_USAGE_STATS": "1"} | os.environ
+    command = [sys.executable, "-P", *arguments]
     try:
         child = subprocess.run(
-            command, input=given, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False, env=quiet
-        )
+            command, input=given, capture_output=True, text=True, errors="replace", timeout=TRIAL_TIMEOUT_S,
+            check=False, env={"TRTLLM_NO_USAGE_STATS": "1"} | dict(environ),
+        )  # fmt: skip
     except (subprocess.TimeoutExpired, OSError) as error:
         return "", str(error)
     problem = (child.stderr.strip() or f"exit {child.returncode}").splitlines()[-1] if child.returncode else ""

@@ -7,6 +7,7 @@ any mixture of changes. A file or name that is not there means: this version can
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,8 @@ SYMBOLS = {
 }
 """What the adapter uses, and the module in which it looks for a name that no public module has."""
 CALL = "LLM.generate_async"
-MAX_HOPS = 8
-"""Imports followed from a name to its definition."""
+MAX_LOOKUPS = 200
+"""Modules asked for one name, and base classes of one class."""
 SAMPLER, EXECUTOR = (f"tensorrt_llm/_torch/pyexecutor/{name}".replace("/", ".") for name in ("sampler", "py_executor"))
 PROXY = "tensorrt_llm.executor.proxy"
 
@@ -118,25 +119,28 @@ class Source:
             self._trees[module] = None
             path = Path(*module.split(".")[1:])
             for each in (path.with_name(f"{path.name}.py") if path.name else path, path / "__init__.py"):
-                if (self.root / each).is_file():
-                    try:
+                with contextlib.suppress(SyntaxError, ValueError, OSError, RecursionError, MemoryError):
+                    if (self.root / each).is_file():
                         self._trees[module] = str(each), ast.parse((self.root / each).read_bytes())
-                    except (SyntaxError, ValueError, OSError):
-                        continue
-                    break
+                        break
         return self._trees[module]
 
-    def find(self, module: str, name: str, hops: int = MAX_HOPS) -> Definition | None:
-        """The definition of `name` as `module` has it, through the imports that lead there. The last one counts."""
+    def find(self, module: str, name: str, asked: set[tuple[str, str]] | None = None) -> Definition | None:
+        """The definition of `name` as `module` has it, through the imports that lead there. The last one counts.
+        `asked`: modules and names where it was looked for already, because imports may run in circles."""
+        asked = set() if asked is None else asked
+        if (module, name) in asked or len(asked) == MAX_LOOKUPS:
+            return None
+        asked.add((module, name))
         tree = self.tree(module)
         for node in reversed([*statements(tree.body if tree else [])]):
             if name in bound(node):
                 return Definition(module, node, self.place(module, node))
-            if isinstance(node, ast.ImportFrom) and hops:
+            if isinstance(node, ast.ImportFrom):
                 for alias in node.names:
                     if name == (alias.asname or alias.name) or alias.name == "*":
                         wanted = name if alias.name == "*" else alias.name
-                        if found := self.find(self._origin(module, node), wanted, hops - 1):
+                        if found := self.find(self._origin(module, node), wanted, asked):
                             return found
         return None
 
@@ -152,11 +156,15 @@ class Source:
 
     def bases(self, found: Definition) -> Iterator[Definition]:
         """A class and its base classes, as far as their source is there."""
-        yield found
-        for base in found.node.bases if isinstance(found.node, ast.ClassDef) else ():
-            parent = self.find(found.module, base.id) if isinstance(base, ast.Name) else None
-            if parent is not None and parent.place != found.place:
-                yield from self.bases(parent)
+        known = [found]
+        for at in range(MAX_LOOKUPS):
+            if at == len(known):
+                return
+            yield (each := known[at])
+            for base in each.node.bases if isinstance(each.node, ast.ClassDef) else ():
+                parent = self.find(each.module, base.id) if isinstance(base, ast.Name) else None
+                if parent is not None and parent.place not in [other.place for other in known]:
+                    known.append(parent)
 
     def members(self, found: Definition) -> Iterator[tuple[str, Definition]]:
         """The fields, methods and attributes of a class with its bases; the parameters of a function."""
@@ -186,10 +194,11 @@ class Source:
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements of a module, those in the branches of `if` and `try` too."""
-    for node in body:
-        yield node
+    rest = body[::-1]
+    while rest:
+        yield (node := rest.pop())
         if isinstance(node, ast.If | ast.Try):
-            yield from statements([*node.body, *node.orelse])
+            rest += [*node.body, *node.orelse][::-1]
 
 
 def bound(node: ast.AST) -> list[str]:

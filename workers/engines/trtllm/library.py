@@ -3,6 +3,7 @@ calls this one."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from importlib import import_module
@@ -83,9 +84,10 @@ def read_config(path: Path | None) -> dict[str, Any]:
         import yaml  # noqa: PLC0415 - TensorRT-LLM brings it along
 
         found = yaml.safe_load(path.read_text())
+        json.dumps(found, default=str)
     except ImportError as error:
         raise EngineDead(f"config: {path} is YAML, and PyYAML is not installed: pip install pyyaml") from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:  # such as a map within itself
         raise EngineDead(f"config: {path} cannot be read: {error}") from error
     if not isinstance(found, dict | None):
         raise EngineDead(f"config: {path} holds no fields of TorchLlmArgs: write name: value")

@@ -1,7 +1,8 @@
 """Child process of `penstock doctor trtllm`: puts settings into the package's own classes, without a GPU.
 
-Reads one JSON object from stdin and prints one JSON list: [symbol, state, name, reason] for each trial. The native code
-of the package is replaced by stubs, and of its packages only the modules that the classes need are imported.
+Reads one JSON object from stdin and prints one JSON list and nothing else: [symbol, state, name, reason] for each
+trial. The native code of the package is replaced by stubs, and of its packages only the modules that the classes need
+are imported.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -102,6 +104,7 @@ def _outcome(make: Any) -> tuple[str, str]:
 
 
 if __name__ == "__main__":
-    request = json.load(sys.stdin)
+    request, answer = json.load(sys.stdin), os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the package prints, at its end too, is no part of the answer
     prepare(Path(request["root"]))
-    print(json.dumps(list(tried(request))))
+    print(json.dumps(list(tried(request))), file=answer, flush=True)

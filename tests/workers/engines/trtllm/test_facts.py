@@ -172,6 +172,72 @@ def test_classes_that_cannot_be_imported_here_are_skipped(tmp_path: Path) -> Non
     assert of(lines, "SamplingParams of a request").state == "holds"
 
 
+CHAIN = {f"llmapi/d{number}.py": f"from .d{number + 1} import LLM\n" for number in range(1500)}
+CIRCLE = {f"llmapi/c{number}.py": "".join(f"from .c{other} import *\n" for other in range(9)) for number in range(9)}
+
+
+@pytest.mark.parametrize("files", [
+    {"llmapi/llm.py": "class B(LLM): ...\nclass LLM(B): ...\n"},
+    {"llmapi/llm.py": "".join(f"class C{n}(C{n + 1}): ...\n" for n in range(1500)) + "class LLM(C0): ...\n"},
+    {"llmapi/llm.py": "from .c0 import *\n", **CIRCLE},
+    {"llmapi/llm.py": "x = " + "(" * 5000 + ")" * 5000},
+    {"llmapi/llm.py": "x = 1" + " + 1" * 100_000},
+    {"llmapi/llm.py": "if 1: ...\n" + "elif 1: ...\n" * 1500},
+    {"llmapi/llm.py": "from .d0 import LLM\n", **CHAIN},
+])  # fmt: skip
+def test_a_tree_of_any_shape_is_read_to_its_end(files: dict[str, str], tmp_path: Path) -> None:
+    """Circles of classes and of imports, and what Python itself cannot parse, lack names and nothing else."""
+    root = write(tmp_path, NEWER)
+    for name, content in files.items():
+        (root / name).write_text(content)
+    assert of([*check(root, {})], "TorchLlmArgs").state == "holds"
+    assert facts.read(root).version == NEWER
+
+
+@pytest.mark.parametrize(("code", "state"), [
+    ("import atexit; print('a'); atexit.register(print, '[0]')", "holds"),
+    ("import os; os._exit(0)", ""),
+    ("raise SystemExit", ""),
+    ("import os; os.write(2, b'\\xff'); os._exit(3)", ""),
+])  # fmt: skip
+def test_code_of_the_package_may_print_and_end(code: str, state: str, tmp_path: Path) -> None:
+    """What a trial said before its end counts if it is whole."""
+    root = write(tmp_path, NEWER)
+    with (root / "strict.py").open("a") as file:
+        file.write(code + "\n")
+    lines = [line for line in check(root, {"toy": MODEL}) if line.level == "settings"]
+    request = [line for line in lines if line.name == "SamplingParams of a request"]
+    assert [line.state for line in request] == ([state] if state else [])
+    assert state or of(lines, "trial").state == "skipped"
+
+
+def test_a_trial_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs code of any checkout."""
+    monkeypatch.setenv("HUB_TOKEN", "secret")
+    root = write(tmp_path, NEWER)
+    with (root / "strict.py").open("a") as file:
+        file.write(f"import os; open({str(tmp_path / 'seen')!r}, 'w').write('\\n'.join(os.environ))\n")
+    assert of([*check(root, {"toy": MODEL})], "SamplingParams of a request").state == "holds"
+    seen = (tmp_path / "seen").read_text().split()
+    assert "PATH" in seen and "HUB_TOKEN" not in seen
+
+
+@pytest.mark.parametrize("content", [
+    "extra_field: {when: 2026-01-01}",
+    "extra_field: {2026-01-01: 1}",
+    "extra_field: &a {b: *a}",
+    "1: 2",
+    "context_parallel_size: two",
+    "context_parallel_size: -1",
+])  # fmt: skip
+def test_a_settings_file_may_hold_anything(content: str, tmp_path: Path) -> None:
+    """What is wrong in it fails with its reason."""
+    (tmp_path / "extra.yaml").write_text(content)
+    settings = TrtllmSettings(model="/m", max_seq_len=64, config=tmp_path / "extra.yaml")
+    lines = [*check(write(tmp_path, NEWER), {"toy": settings})]
+    assert any(line.state == "fails" and line.needed for line in lines)
+
+
 def test_an_installed_package_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a child process; what its import raises is the reason. Without one, that is said."""
     (missing,) = installed({})
