@@ -32,13 +32,15 @@ class ReasoningMarker:
         """What comes next is reasoning."""
         self._settled = not self.inside and (REASONING in past or bool(past.strip()))
         """The answer is text from here on. Python takes the marks for white space."""
+        self._just_ended = past.endswith(TEXT)
+        """Further end tags right here belong to no text: an engine that limits reasoning may write several."""
         self._opens = opened and not past
         self._held = ""
         self._kept: list[Piece] = []
 
     def feed(self, piece: Piece) -> Piece:
         """What may pass now, as one piece, which may be empty."""
-        if self._settled and not self._kept:
+        if self._settled and not self._kept and not self._just_ended:
             text = without_marks(piece.text)
             return piece if text == piece.text else replace(piece, text=text)
         self._held += without_marks(piece.text)
@@ -67,12 +69,15 @@ class ReasoningMarker:
         if self.inside:
             before, found, after = self._held.partition(END)
             if found:
-                self.inside, self._settled = False, True
+                self.inside, self._settled, self._just_ended = False, True, True
                 out, self._held = out + before + TEXT, after
             else:
                 keep = begun_length(self._held, END)
                 out, self._held = out + self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        if self._settled:
+        while self._just_ended and self._held.startswith(END):
+            self._held = self._held[len(END) :]
+        self._just_ended = self._just_ended and END.startswith(self._held)
+        if self._settled and not self._just_ended:
             out, self._held = out + self._held, ""
         return out
 

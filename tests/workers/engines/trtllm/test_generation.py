@@ -155,6 +155,8 @@ ANSWERS: list[tuple[Request, str, str, str, list[Any]]] = [
     (asked(REQUIRED), OBJECT, "", "", [F_CALLED]),
     (asked(reasoning="default"), THOUGHT + "日本", "日本", "I < see. 思\n", []),
     (asked(reasoning="default", passed={"opens": True}), "Hm</think>So", "So", "Hm", []),
+    (asked(reasoning="default"), "<think>ab</think></think></think>Hi", "Hi", "ab", []),
+    (asked(reasoning="default"), "<think>ab</think></b></think>", "</b></think>", "ab", []),
     (asked(reasoning="default", stop=("So",)), THOUGHT + "And So on", "And ", "I < see. 思\n", []),
 ]
 
@@ -210,6 +212,16 @@ def test_reasoning_goes_on_after_any_token(hides: bool, opens: bool) -> None:
         assert "".join(text for text, _, _ in rows) + more.text == whole.text and done + more.n == len(ids)
         if piece.n:
             rows.append((piece.text, piece.ids, piece.n))
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_an_end_of_reasoning_that_comes_again_is_no_text(hides: bool) -> None:
+    """Nor in another attempt."""
+    own = Codec(TemplateTokenizer(AGENT, hides_tags=hides))
+    past = [("\x1cab\x1d", (IDS["<think>"], 97, 98, IDS["</think>"]), 4)]
+    rest = Generation(own, asked(reasoning="default", past=past))
+    pieces = [rest.feed([token]) for token in (IDS["</think>"], 72)]
+    assert "".join(piece.text for piece in pieces) == "H" and sum(piece.n for piece in pieces) == 2
 
 
 def test_a_past_without_its_ids_is_written_as_the_model_wrote_it() -> None:
