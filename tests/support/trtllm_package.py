@@ -32,6 +32,7 @@ class Strict:
 '''
 CONFIGS = ("DecodingBaseConfig", "KvCacheConfig", "SchedulerConfig", "TorchLlmArgs")
 PROXY = {False: "each.result()", True: "each.done() if self._engine_dead else each.result()"}
+READ = {"embedding_bias": "py_embedding_bias", "alternatives": "py_num_logprobs"}
 CANCELLED = {
     False: "self.waiting_queue.remove_by_ids(self.canceled_req_ids)",
     True: "self._enqueue_responses(self.waiting_queue.remove_by_ids(self.canceled_req_ids))",
@@ -133,6 +134,19 @@ def sources(version: str) -> dict[str, str]:
         )),
     }  # fmt: skip
     files[f"{sampling.replace('.', '/')}.py"] = params
+    if fields := [name for name in ("top_k", "min_p") if does[name]]:
+        files["_torch/pyexecutor/sampler/sampler_common.py"] = plain("UtilsSamplingParams", ["top_p", *fields])
+    read = [f"def {name}(request):\n    return request.{field}" for name, field in READ.items() if does[name]]
+    files["_torch/pyexecutor/sampler/ops/apply.py"] = "\n".join(read)
+    files["_torch/pyexecutor/guided_decoder.py"] = "\n".join((
+        "class GuidedDecoder:", "    def execute(self, logits):", "        failed = self.build()",
+        "        return failed" if does["grammar_errors"] else "        return", "",
+    ))  # fmt: skip
+    given = "guide" if does["tag_formats"] else 'json.loads(guide)["structures"], json.loads(guide)["triggers"]'
+    files["_torch/pyexecutor/grammar_matcher.py"] = "\n".join((
+        "import json", "", "class XGrammarMatcherFactory:", "    def create(self, guide):",
+        f"        return self._compiler.compile_structural_tag({given})", "",
+    ))  # fmt: skip
     if "thinking_token_budget" in signature(version, "SamplingParams"):
         names = "thinking_token_budget, reasoning_start_token_ids, reasoning_end_token_ids"
         files["llmapi/thinking_budget.py"] = "\n".join((

@@ -150,18 +150,27 @@ def capabilities(facts: Facts, settings: TrtllmSettings, chats: Mapping[str, boo
         chats: capabilities that follow from its chat template.
         logits: numbers in the output of a step; 0: unknown.
     """
-    guided = bool(settings.guided_decoding)
+    guided = bool(settings.guided_decoding) and facts.grammar_errors
+    fused = samples_fused(settings)
+    penalties = facts.penalties and (not fused or bool(settings.speculative.get("enable_penalty")))
     return Capabilities(
-        **dict.fromkeys(("token_prompts", "top_k", "min_p", "ignore_eos", "tokenize"), True),
+        **dict.fromkeys(("token_prompts", "ignore_eos", "tokenize"), True),
         **chats,
-        logprobs=facts.max_logprobs,
+        top_k=facts.top_k,
+        min_p=facts.min_p and not fused,
+        logprobs=-1 if fused else facts.max_logprobs if facts.alternatives else 0,
         json_schema=guided,
         forced_tools=guided and chats["chat"],
-        logit_bias=facts.logit_bias and logits > 0,
-        penalties=facts.penalties and facts.prompt_ignore_length,  # OpenAI's do not count the prompt
-        repetition_penalty=facts.penalties,
-        seed=facts.seed,
+        logit_bias=facts.logit_bias and logits > 0 and not fused,
+        penalties=penalties and facts.prompt_ignore_length,  # OpenAI's do not count the prompt
+        repetition_penalty=penalties,
+        seed=facts.seed and not fused,
     )
+
+
+def samples_fused(settings: TrtllmSettings) -> bool:
+    """Speculation in one model samples in its own kernels, which take temperature, top_p and top_k and nothing else."""
+    return bool(settings.speculative.get("decoding_type", "NGram") != "NGram")
 
 
 # --- can this configuration work at all? ----------------------------------------------------------------------------

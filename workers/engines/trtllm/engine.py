@@ -21,6 +21,7 @@ from penstock.engine import EngineDead, EngineHealth, ModelCard, Piece, Request,
 from penstock.loops import wait
 from workers.engines import manifest
 from workers.engines.chats import OF_TEMPLATE
+from workers.engines.reasoning import END
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import library as trtllm_library
 from workers.engines.trtllm import text as trtllm_text
@@ -126,6 +127,8 @@ class TrtllmEngine:
 
     def _card(self, engine: Loaded) -> ModelCard:
         library, chats = engine.library, engine.codec.chats
+        limits = library.thinking and chats.reasoning and not trtllm_args.samples_fused(self._settings)
+        limits = limits and len(engine.codec.ids([END])) == 1  # of several tokens, the first would be forced again
         return ModelCard(
             name=self._model,
             engine="trtllm",
@@ -134,7 +137,7 @@ class TrtllmEngine:
             default_output=self._settings.default_output,
             capabilities=trtllm_args.capabilities(library.facts, self._settings, chats.capabilities, engine.logits),
             withheld=("*",),
-            takes=(OF_TEMPLATE, BUDGET) if library.thinking and chats.reasoning else (OF_TEMPLATE,),
+            takes=(OF_TEMPLATE, BUDGET) if limits else (OF_TEMPLATE,),
             created=int(time.time()),
         )
 

@@ -35,7 +35,9 @@ SYMBOLS = {
 CALL = "LLM.generate_async"
 MAX_LOOKUPS = 200
 """Modules asked for one name, and base classes of one class."""
-SAMPLER, EXECUTOR = (f"tensorrt_llm/_torch/pyexecutor/{name}".replace("/", ".") for name in ("sampler", "py_executor"))
+PYEXECUTOR = "tensorrt_llm._torch.pyexecutor"
+SAMPLER, EXECUTOR = f"{PYEXECUTOR}.sampler", f"{PYEXECUTOR}.py_executor"
+GRAMMAR, GUIDED = f"{PYEXECUTOR}.grammar_matcher", f"{PYEXECUTOR}.guided_decoder"
 PROXY = "tensorrt_llm.executor.proxy"
 
 
@@ -56,6 +58,17 @@ class Facts:
     """Presence and frequency penalties can leave out the first tokens of the prompt."""
     seed: bool
     """Each request's seed is honoured, also in a batch."""
+    top_k: bool
+    """The sampler reads it beside `top_p`."""
+    min_p: bool
+    embedding_bias: bool
+    """The sampler reads it."""
+    alternatives: bool
+    """Log-probabilities come with those of other tokens."""
+    grammar_errors: bool
+    """A schema that its library does not take fails its request alone; else it ends the engine."""
+    tag_formats: bool
+    """A structural tag goes to the grammar library as it is, in the library's newer form."""
     max_logprobs: int
     """The most alternatives per token."""
 
@@ -81,11 +94,11 @@ class Facts:
     @property
     def structural_tag(self) -> bool:
         """Guided decoding can begin at a tag, as calls of tools do."""
-        return self.has("GuidedDecodingParams.structural_tag")
+        return self.has("GuidedDecodingParams.structural_tag") and self.tag_formats and self.grammar_errors
 
     @property
     def logit_bias(self) -> bool:
-        return self.has("SamplingParams.embedding_bias")
+        return self.has("SamplingParams.embedding_bias") and self.embedding_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,12 @@ class Source:
     def tree(self, module: str) -> ast.Module | None:
         """None: there is no such file, or it cannot be parsed."""
         return found[1] if (found := self._read(module)) else None
+
+    def within(self, package: str) -> list[str]:
+        """A module and, if it is a package, all modules in its folder."""
+        folder = self.root.joinpath(*package.split(".")[1:])
+        inner = [path.relative_to(folder).with_suffix("").parts for path in sorted(folder.rglob("*.py"))]
+        return [package, *(".".join((package, *parts)) for parts in inner if parts[-1] != "__init__")]
 
     def place(self, module: str, node: ast.AST | None = None) -> str:
         """Path and line of a module or of a part of it; "": there is none."""
@@ -234,13 +253,13 @@ def _penalties(source: Source) -> Found:
 def _prompt_ignore_length(source: Source) -> Found:
     """Taken is not enough: the penalties must read it."""
     module, name = f"{SAMPLER}.penalties", "prompt_ignore_length"
-    return _mentions(source, module, lambda node: isinstance(node, ast.Attribute) and node.attr == name)
+    return _mentions(source, [module], lambda node: isinstance(node, ast.Attribute) and node.attr == name)
 
 
 def _seed(source: Source) -> Found:
     """A version that warns that its kernels honour only a batch's first seed does not count."""
     place = source.imports(f"{SAMPLER}.sampler", "seed_manager")
-    partly, where = _mentions(source, f"{SAMPLER}.seed_manager", lambda node: (
+    partly, where = _mentions(source, [f"{SAMPLER}.seed_manager"], lambda node: (
         isinstance(node, ast.Constant) and "seed_unsupported" in str(node.value)
     ))  # fmt: skip
     return bool(place) and not partly, where or place
@@ -259,13 +278,51 @@ def _bounded_shutdown(source: Source) -> Found:
 
 
 def _error_budget(source: Source) -> Found:
-    return _mentions(source, EXECUTOR, lambda node: isinstance(node, ast.Attribute) and "error_budget" in node.attr)
+    return _mentions(source, [EXECUTOR], lambda node: isinstance(node, ast.Attribute) and "error_budget" in node.attr)
 
 
-def _mentions(source: Source, module: str, wanted: Callable[[ast.AST], bool]) -> Found:
-    tree = source.tree(module)
-    node = next((each for each in ast.walk(tree) if wanted(each)), None) if tree else None
-    return node is not None, source.place(module, node) if node else ""
+def _samples(field: str) -> Callable[[Source], Found]:
+    """Whether the sampler resolves a request's `field`. Samplers without this class take `top_p` alone."""
+    return lambda source: _mentions(source, _sampler(source), lambda node: (
+        isinstance(node, ast.ClassDef) and node.name == "UtilsSamplingParams"
+        and any(field in bound(each) for each in node.body)
+    ))  # fmt: skip
+
+
+def _reads(field: str) -> Callable[[Source], Found]:
+    """Whether the sampler reads a `field` of a request, whose name there may have more parts."""
+    return lambda source: _mentions(
+        source, _sampler(source), lambda node: isinstance(node, ast.Attribute) and field in node.attr
+    )
+
+
+def _sampler(source: Source) -> list[str]:
+    return [*source.within(SAMPLER), f"{PYEXECUTOR}.sampling_utils"]
+
+
+def _grammar_errors(source: Source) -> Found:
+    """The step of guided decoding returns the requests that failed."""
+    kind = source.find(GUIDED, "GuidedDecoder")
+    step = source.member(kind, "execute") if kind else None
+    nodes = ast.walk(step.node) if step else ()
+    returned = [node.value for node in nodes if isinstance(node, ast.Return)]
+    return any(returned), step.place if step else ""
+
+
+def _tag_formats(source: Source) -> Found:
+    """The older form is taken apart before, into tags and triggers."""
+    return _mentions(source, [GRAMMAR], lambda node: (
+        isinstance(node, ast.Call) and len(node.args) == 1
+        and getattr(node.func, "attr", "") == "compile_structural_tag"
+    ))  # fmt: skip
+
+
+def _mentions(source: Source, modules: Iterable[str], wanted: Callable[[ast.AST], bool]) -> Found:
+    for module in modules:
+        tree = source.tree(module)
+        if node := next((each for each in ast.walk(tree) if wanted(each)), None) if tree else None:
+            return True, source.place(module, node)
+    return False, ""
 
 
 def _attributes_in(source: Source, module: str, owner: str, method: str) -> tuple[str, set[str]]:
@@ -275,19 +332,25 @@ def _attributes_in(source: Source, module: str, owner: str, method: str) -> tupl
     return (found.place, {getattr(node, "attr", "") for node in ast.walk(found.node)}) if found else ("", set())
 
 
-DECISIVE: Mapping[str, Callable[[Source], Found]] = {
-    "penalties": _penalties,
-    "prompt_ignore_length": _prompt_ignore_length,
-    "seed": _seed,
+DECISIVE: Mapping[str, tuple[str, Callable[[Source], Found]]] = {
+    "penalties": (SAMPLER, _penalties),
+    "prompt_ignore_length": (SAMPLER, _prompt_ignore_length),
+    "seed": (SAMPLER, _seed),
+    "top_k": (SAMPLER, _samples("top_k")),
+    "min_p": (SAMPLER, _samples("min_p")),
+    "embedding_bias": (SAMPLER, _reads("embedding_bias")),
+    "alternatives": (SAMPLER, _reads("num_logprobs")),
+    "grammar_errors": (GUIDED, _grammar_errors),
+    "tag_formats": (GRAMMAR, _tag_formats),
 }
-"""Fields of Facts, each with its probe."""
+"""Fields of Facts, each with its probe and the module without which nothing can be said."""
 BEHAVIOURS: Mapping[str, tuple[str, Callable[[Source], Found]]] = {
-    **{name: (SAMPLER, probe) for name, probe in DECISIVE.items()},
+    **DECISIVE,
     "answers_waiting_aborts": (EXECUTOR, _answers_waiting_aborts),
     "bounded_shutdown": (PROXY, _bounded_shutdown),
     "error_budget": (EXECUTOR, _error_budget),
 }
-"""All probes, each with the module without which nothing can be said. The adapter also copes without the last three:
+"""All probes. The adapter also copes without the last three:
 an abort of a request that has not begun gets an answer, a shutdown does not wait for a dead engine, and the engine
 survives a step that fails."""
 MIN_LOGPROBS = 20
@@ -325,5 +388,5 @@ def read(root: Path) -> Facts:
         modules={symbol: module for symbol, (module, _) in found.items() if symbol in SYMBOLS},
         names={symbol: source.names(each) for symbol, (_, each) in found.items()},
         max_logprobs=limit if isinstance(limit, int) else MIN_LOGPROBS,
-        **{name: probe(source)[0] for name, probe in DECISIVE.items()},
+        **{name: probe(source)[0] for name, (_, probe) in DECISIVE.items()},
     )

@@ -74,7 +74,22 @@ async def test_a_version_without_budgets_of_reasoning_takes_none(rig: Any) -> No
     assert started.card.withheld == ("*",) and started.card.takes == ("chat_template_kwargs",)
 
 
+class OfBytes(TemplateTokenizer):
+    """Its tags are no tokens."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+
+async def test_no_budget_where_the_end_tag_is_several_tokens(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine would force its first one twice."""
+    monkeypatch.setattr(DoubleLLM, "tokenizer", OfBytes())
+    assert (await rig()).card.takes == ("chat_template_kwargs",)
+
+
 async def test_fields_of_a_request_reach_the_engine_by_name(rig: Any) -> None:
+    eagle = {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "hub/eagle"}
+    assert (await rig(speculative=eagle)).card.takes == ("chat_template_kwargs",)
     started = await rig()
     assert started.card.takes == ("chat_template_kwargs", "thinking_token_budget")
     passed = {"chat_template_kwargs": {"voice": "calm"}, "thinking_token_budget": 3}

@@ -181,12 +181,35 @@ async def test_start_switches_usage_reports_off(rig: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("version", "penalties", "logprobs"), [
-    (OLDEST, False, 20), (OLDER, False, 20), (NEWER, True, 100)
+    (OLDEST, False, 0), (OLDER, False, 20), (NEWER, True, 100)
 ])  # fmt: skip
-async def test_the_card_promises_what_the_version_does(started: Rig, *, penalties: bool, logprobs: int) -> None:
+async def test_the_card_promises_what_the_version_does(
+    rig: Any, tmp_path: Path, version: str, *, penalties: bool, logprobs: int
+) -> None:
     """By what its source does, and not by the fields that it takes."""
-    can = started.card.capabilities
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    can = (await rig(guided_decoding="xgrammar")).card.capabilities
     assert (can.penalties, can.repetition_penalty, can.seed, can.logprobs) == (penalties, penalties, False, logprobs)
+    assert can.min_p == (version == NEWER)
+    assert {can.top_k, can.logit_bias, can.json_schema, can.forced_tools} == {version != OLDEST}
+
+
+@pytest.mark.parametrize("version", [NEWER])
+@pytest.mark.parametrize(("kind", "further", "penalties", "fused"), [
+    ("NGram", {}, True, False), ("Eagle3", {}, False, True), ("Eagle3", {"enable_penalty": True}, True, True)
+])  # fmt: skip
+async def test_speculation_in_one_model_ignores_fields(
+    rig: Any, library: SimpleNamespace, tmp_path: Path, kind: str, further: Any, *, penalties: bool, fused: bool
+) -> None:
+    """What its own kernels do not read is not claimed."""
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    library.facts = replace(library.facts, seed=True)
+    chosen = {"decoding_type": kind, "max_draft_len": 3, "speculative_model": "hub/eagle", **further}
+    card = (await rig(speculative=chosen)).card
+    can = card.capabilities
+    assert {can.min_p, can.logit_bias, can.seed, can.logprobs == 100} == {not fused}
+    assert can.top_k and can.penalties == can.repetition_penalty == penalties
+    assert (can.logprobs == -1) == fused
 
 
 async def test_penalties_that_count_the_prompt_are_not_claimed(rig: Any, library: SimpleNamespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_each_version_reads_as_its_verdict(version: str, tmp_path: Path) -> None
     source = facts.Source(tmp_path / "tensorrt_llm")
     does = {name: bool(value) for name, value in verdict["behaviours"].items()}
     assert {name: probe(source)[0] for name, (_, probe) in facts.BEHAVIOURS.items()} == does
-    assert (found.penalties, found.prompt_ignore_length, found.seed) == tuple([*does.values()][:3])
+    assert {name: getattr(found, name) for name in facts.DECISIVE} == {name: does[name] for name in facts.DECISIVE}
     for symbol in FACTS["signatures"]:
         if symbol != "LLM.__init__":
             assert found.names[symbol] >= set(signature(version, symbol)), symbol
@@ -55,6 +56,12 @@ def does(folder: Path, behaviour: str) -> bool:
 @pytest.mark.parametrize(("fact", "file", "old", "new"), [
     ("penalties", f"{SAMPLER}/sampler.py", "from .penalties import PenaltyHandler", ""),
     ("prompt_ignore_length", f"{SAMPLER}/penalties.py", "config.prompt_ignore_length", "0"),
+    ("top_k", f"{SAMPLER}/sampler_common.py", "top_k", "length"),
+    ("min_p", f"{SAMPLER}/sampler_common.py", "min_p", "length"),
+    ("embedding_bias", f"{SAMPLER}/ops/apply.py", "request.py_embedding_bias", "request"),
+    ("alternatives", f"{SAMPLER}/ops/apply.py", "request.py_num_logprobs", "request"),
+    ("grammar_errors", "_torch/pyexecutor/guided_decoder.py", "return failed", "return"),
+    ("tag_formats", "_torch/pyexecutor/grammar_matcher.py", "(guide)", '(guide["structures"], guide["triggers"])'),
     ("bounded_shutdown", "executor/proxy.py", "self._engine_dead", "False"),
     ("error_budget", EXECUTOR, "_error_budget", "active_requests"),
 ])  # fmt: skip
@@ -64,6 +71,16 @@ def test_a_behaviour_is_gone_with_its_code(fact: str, file: str, old: str, new: 
     assert does(tmp_path, fact)
     path.write_text(path.read_text().replace(old, new))
     assert not does(tmp_path, fact)
+
+
+def test_parts_of_an_older_sampler_are_seen(tmp_path: Path) -> None:
+    """It was one file, with another beside it."""
+    root = write(tmp_path, OLDEST) / "_torch/pyexecutor"
+    assert not does(tmp_path, "top_k") and not does(tmp_path, "embedding_bias")
+    (root / "sampling_utils.py").write_text("class UtilsSamplingParams:\n    top_k: int\n")
+    shutil.rmtree(root / "sampler")
+    (root / "sampler.py").write_text("def bias(request):\n    return request._py_embedding_bias_1d\n")
+    assert does(tmp_path, "top_k") and does(tmp_path, "embedding_bias") and not does(tmp_path, "min_p")
 
 
 @pytest.mark.parametrize(("fact", "file", "old", "new"), [
