@@ -176,13 +176,11 @@ class Source:
     def bases(self, found: Definition) -> Iterator[Definition]:
         """A class and its base classes, as far as their source is there."""
         known = [found]
-        for at in range(MAX_LOOKUPS):
-            if at == len(known):
-                return
-            yield (each := known[at])
+        for each in known:
+            yield each
             for base in each.node.bases if isinstance(each.node, ast.ClassDef) else ():
                 parent = self.find(each.module, base.id) if isinstance(base, ast.Name) else None
-                if parent is not None and parent.place not in [other.place for other in known]:
+                if parent and len(known) < MAX_LOOKUPS and parent.place not in [other.place for other in known]:
                     known.append(parent)
 
     def members(self, found: Definition) -> Iterator[tuple[str, Definition]]:
