@@ -12,7 +12,6 @@ import importlib.util
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -281,9 +280,7 @@ def engines(deployment: Deployment) -> Iterator[Check]:
         package, hint = PACKAGES.get(engine, ("", ""))
         problem = ""
         if package:
-            command = [sys.executable, "-c", f"import {package}"]
-            trial = subprocess.run(command, capture_output=True, text=True, check=False)
-            problem = (trial.stderr.strip() or f"exit {trial.returncode}").split("\n")[-1] if trial.returncode else ""
+            _, problem = trtllm.child("-c", f"import {package}")
         yield judged(f"engine {engine}", f"{package} can be loaded" if package else "built in", problem, hint)
     with tempfile.TemporaryDirectory() as folder:
         home = DataDir(Path(folder))

@@ -96,15 +96,15 @@ def folders(settings: TrtllmSettings) -> dict[str, str]:
     return {name: path for name, path in named.items() if path or name.startswith("lora.")}
 
 
-def fields(settings: TrtllmSettings, context: int, *, salted: bool = True, sampled: bool = False) -> dict[str, Any]:
+def fields(settings: TrtllmSettings, context: int, facts: Facts) -> dict[str, Any]:
     """The keyword arguments of LLM(...), plain data throughout: TensorRT-LLM makes its own objects of it.
 
     Args:
         context: maximum sequence length in tokens.
-        salted: this version can separate the cached prompts of tenants; without that, cache reuse is switched off.
-        sampled: speculation must be told that requests may sample.
     """
-    speculative = {SAMPLED: True} | settings.speculative if sampled and settings.speculative else settings.speculative
+    greedy = facts.has(f"DecodingBaseConfig.{SAMPLED}") and settings.speculative
+    speculative = {SAMPLED: True} | settings.speculative if greedy else settings.speculative
+    alone = {} if facts.cache_salt else {"enable_block_reuse": False}  # cached prompts of tenants are not kept apart
     optional = {name: getattr(settings, name) for name in PASSED}
     optional |= {"speculative_config": speculative, "guided_decoding_backend": settings.guided_decoding}
     scheduler = settings.scheduler | {"capacity_scheduler_policy": settings.scheduler_policy}
@@ -115,7 +115,7 @@ def fields(settings: TrtllmSettings, context: int, *, salted: bool = True, sampl
         "max_seq_len": context,
         "max_input_len": context,  # MAX_UTILIZATION cuts a paused request to this, and its default is 1024
         "enable_chunked_prefill": settings.chunked_prefill,
-        "kv_cache_config": settings.kv_cache | ({} if salted else {"enable_block_reuse": False}),
+        "kv_cache_config": settings.kv_cache | alone,
         "scheduler_config": scheduler,
     }
     if settings.adapter:  # the others belong to other models: of several, TensorRT-LLM cannot read the modules
@@ -136,6 +136,7 @@ def needs(plain: dict[str, Any]) -> list[str]:
         "LLM.generate_async": call,
         "TorchLlmArgs": list(plain),
         "SamplingParams": list(keywords(Sampling(), 1, [0])),
+        "LoRARequest": ["lora_name", "lora_int_id", "lora_path"] if "lora_config" in plain else [],
         "GuidedDecodingParams": ["json", "json_object"] if "guided_decoding_backend" in plain else [],
         "KvCacheConfig": list(plain["kv_cache_config"]),
         "SchedulerConfig": list(plain["scheduler_config"]),

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from penstock.engine import EngineDead, Sampling
 from penstock.text import counted
 from workers.engines.trtllm import args, library, text
-from workers.engines.trtllm.facts import BEHAVIOURS, CALL, SYMBOLS, Definition, Source, definitions
+from workers.engines.trtllm.facts import BEHAVIOURS, CALL, SYMBOLS, Definition, Source, definitions, read
 from workers.engines.trtllm.settings import TrtllmSettings
 
 State: TypeAlias = Literal["holds", "fails", "skipped"]
@@ -90,7 +90,9 @@ def check(root: Path, models: Models) -> Iterator[Line]:
     if not found:
         yield Line("source", "fails", PACKAGE, str(root), "no Python source of this package is here", needed=True)
         return
-    plains = {}
+    facts, plains = read(root), {}
+    if "RequestError" not in found:
+        yield Line("source", "fails", "RequestError", "", NO_START, needed=True)
     for name, settings in models.items():
         try:
             config = library.read_config(settings.config)
@@ -100,8 +102,8 @@ def check(root: Path, models: Models) -> Iterator[Line]:
             continue
         for reason in args.refusals(merged, MAX_GPUS, lambda path: True, config):
             yield Line("settings", "fails", name, "", reason, needed=True)
-        plains[name] = args.fields(merged, merged.max_seq_len or CONTEXT)
-    own = [*plains.values()] or [args.fields(TrtllmSettings(), CONTEXT)]
+        plains[name] = args.fields(merged, merged.max_seq_len or CONTEXT, facts)
+    own = [*plains.values()] or [args.fields(TrtllmSettings(), CONTEXT, facts)]
     yield from _needs(source, found, dict.fromkeys([*(name for plain in own for name in args.needs(plain)), *RESULTS]))
     yield from (_member(source, found, name, reason) for name, reason in OPTIONAL.items())
     yield from _behaviours(source)
@@ -159,7 +161,7 @@ def _trial(source: Source, found: Definitions, plains: Mapping[str, dict[str, An
         "sampling": {name: value for name, value in sampling.items() if name in known},
     }
     environ = {name: value for name, value in os.environ.items() if name in OF_TRIAL}
-    told, problem = _child("-m", "workers.engines.trtllm.trial", environ=environ, given=json.dumps(asked, default=str))
+    told, problem = child("-m", "workers.engines.trtllm.trial", environ=environ, given=json.dumps(asked, default=str))
     if problem or not told:  # code of the package can end its process as it likes
         yield Line("settings", "skipped", "trial", "", f"it ended early: {problem or 'without a result'}")
         return
@@ -178,12 +180,12 @@ def installed(models: Models) -> Iterator[Line]:
         name = f"{PACKAGE} {version(PACKAGE)}"
     except PackageNotFoundError:
         name = PACKAGE
-    _, problem = _child("-c", f"import {PACKAGE}")
+    _, problem = child("-c", f"import {PACKAGE}")
     yield Line("installed", "fails" if problem else "holds", name, str(root), problem, needed=True)
     yield from check(root, models)
 
 
-def _child(*arguments: str, environ: Mapping[str, str] = os.environ, given: str = "") -> tuple[str, str]:
+def child(*arguments: str, environ: Mapping[str, str] = os.environ, given: str = "") -> tuple[str, str]:
     """What a Python process prints, and why it failed, or ""."""
     command = [sys.executable, "-P", *arguments]
     try:

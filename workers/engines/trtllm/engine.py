@@ -89,11 +89,9 @@ class TrtllmEngine:
 
     def _arguments(self, library: Library, context: int) -> dict[str, Any]:
         """The keyword arguments of LLM(...). Raises EngineDead for settings that this version lacks."""
-        salted = library.facts.cache_salt
-        if not salted and self._settings.kv_cache.get("enable_block_reuse", True):
+        if not library.facts.cache_salt and self._settings.kv_cache.get("enable_block_reuse", True):
             log.warning("this TensorRT-LLM cannot tell cached prompts of tenants apart: no block is reused")
-        sampled = library.facts.has(f"DecodingBaseConfig.{trtllm_args.SAMPLED}")
-        plain = trtllm_args.fields(self._settings, context, salted=salted, sampled=sampled)
+        plain = trtllm_args.fields(self._settings, context, library.facts)
         if lacking := library.facts.lacking(trtllm_args.needs(plain)):
             raise EngineDead(
                 f"the installed TensorRT-LLM {library.facts.version} does not have {', '.join(lacking)}; this adapter "

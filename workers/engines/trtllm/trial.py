@@ -76,7 +76,7 @@ def tried(asked: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _settings(kind: Any, asked: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Each setting by itself: the whole class looks at the GPUs."""
+    """Each setting by itself, by its type alone: the whole class and its validators look at the GPUs."""
     make: Any = importlib.import_module("pydantic").create_model
     for model, plain in asked["settings"].items():
         for name, value in plain.items():
@@ -88,14 +88,15 @@ def _settings(kind: Any, asked: Mapping[str, Any]) -> Iterator[tuple[str, str, s
 
 
 def _sampling(kind: Any, asked: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    state, reason = _outcome(lambda: kind(**asked["sampling"]))
+    state, reason = _outcome(lambda: kind(**asked["sampling"]), (ValueError, TypeError))
     yield "SamplingParams", state, "SamplingParams of a request", reason
 
 
-def _outcome(make: Any) -> tuple[str, str]:
+def _outcome(make: Any, refusals: tuple[type[Exception], ...] = (ValueError,)) -> tuple[str, str]:
+    """`refusals`: errors that refuse what was given. pydantic's own is a ValueError."""
     try:
         make()
-    except ValueError as error:  # pydantic's own is one
+    except refusals as error:
         details: list[dict[str, Any]] = getattr(error, "errors", list)()
         return "fails", "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in details) or str(error)
     except Exception as error:  # noqa: BLE001 - code of another package, which runs on stubs

@@ -421,13 +421,13 @@ def test_all_of_the_free_memory_may_be_asked_for() -> None:
 
 
 @pytest.mark.parametrize("options", [*documented(), EVERYTHING])
-def test_documented_examples_are_possible(options: dict[str, Any]) -> None:
+def test_documented_examples_are_possible(options: dict[str, Any], packages: Any) -> None:
     """Every example of the manual loads, is not refused on eight GPUs and uses known engine fields only; so does one
     with everything switched on."""
     settings = build(TrtllmSettings, options, "options")
     assert trtllm_args.refusals(settings, 8, lambda path: True) == []
     assert "num_nextn_predict_layers" not in settings.speculative, "deprecated: the model's own value"
-    plain = trtllm_args.fields(settings, 4096)
+    plain = trtllm_args.fields(settings, 4096, packages[NEWER][1])
     assert set(plain) <= set(SIGNATURES["TorchLlmArgs"])
     assert set(plain["kv_cache_config"]) <= set(SIGNATURES["KvCacheConfig"])
     assert set(plain["scheduler_config"]) <= set(SIGNATURES["SchedulerConfig"])

@@ -180,6 +180,31 @@ def test_settings_are_those_that_a_start_would_use(tmp_path: Path) -> None:
     assert "none.yaml" in of(lines, "none").reason and "Medusa" in of(lines, "refused").reason
 
 
+@pytest.mark.parametrize(("file", "gone", "line"), [
+    ("executor/utils.py", "class RequestError(RuntimeError): ...", "RequestError"),
+    ("executor/request.py", "lora_int_id", "LoRARequest.lora_int_id"),
+    ("executor/params/sampling.py", "class SamplingParams(Strict):", "SamplingParams of a request"),
+])  # fmt: skip
+def test_what_a_start_or_a_request_lacks_fails(file: str, gone: str, line: str, tmp_path: Path) -> None:
+    root, settings = write(tmp_path, NEWER), TrtllmSettings(model="/m", lora={"a": "/a"}, adapter="a")
+    text = (root / file).read_text()
+    assert gone in text
+    refusing = (
+        gone + "\n    def __init__(self, *, other): ...\n" if gone.startswith("class SamplingParams") else "other"
+    )
+    (root / file).write_text(text.replace(gone, refusing))
+    failed = of([*check(root, {"m": settings})], line)
+    assert (failed.state, failed.needed) == ("fails", True)
+
+
+def test_reuse_of_prompts_is_tried_as_a_start_would_ask_for_it(tmp_path: Path) -> None:
+    """The oldest version cannot keep cached prompts of tenants apart, so reuse is switched off there."""
+    root = write(tmp_path, OLDEST)
+    path = root / "llmapi/llm_args.py"
+    path.write_text(path.read_text().replace("enable_block_reuse", "other"))
+    assert of([*check(root, {"m": MODEL})], "KvCacheConfig.enable_block_reuse").state == "fails"
+
+
 def test_classes_that_cannot_be_imported_here_are_skipped(tmp_path: Path) -> None:
     """The reason names the package that is missing."""
     root = write(tmp_path, NEWER)
