@@ -14,7 +14,7 @@ from penstock.engine import Failure
 from penstock.extras import Extras, is_deep, joined_fields
 from penstock.tools import TEXT, Call, Tools, opened, read_answer, without_marks
 from workers.engines.constraint import FILTERED, begins_json
-from workers.engines.text import begun_length
+from workers.engines.text import begun_length, mended
 
 
 class FoundCalls(NamedTuple):
@@ -228,10 +228,10 @@ class TagWriter:
         try:
             call = json.loads(text)
             name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
+            written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return opened("") + without_marks(text)  # the check of the answer fails the job
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        return opened(str(name)) + without_marks(written)
+        return mended(opened(str(name)) + without_marks(written))
 
 
 class NamedWriter:
@@ -267,7 +267,7 @@ class ObjectWriter:
             if (found := self._HEAD.match(self._head)) is None:
                 return ""
             self._open, text = True, self._head[found.end() :]
-            begin = opened(str(json.loads(found[1])))
+            begin = mended(opened(str(json.loads(found[1]))))
         joined = self._held + text
         body = joined.rstrip()
         cut = len(body) - 1 if body.endswith("}") else len(joined)

@@ -19,7 +19,7 @@ from penstock.tools import TEXT, Tool, Tools
 from workers.engines.calls import BEGIN_TAG, NamedWriter, ObjectWriter, TagWriter
 from workers.engines.reasoning import BEGIN, EFFORT_NAMES, END, ReasoningMarker
 from workers.engines.schema import mapped, plain
-from workers.engines.text import ControlTokens, TokenGate, joined
+from workers.engines.text import ControlTokens, TokenGate, joined, mended
 
 
 def refused(message: str, param: str) -> Refused:
@@ -98,7 +98,7 @@ class ChatFormat:
             told = ChatTurn("system", before + instruction(tools))
             turns, offered = [told, *(turns[1:] if before else turns)], None
         (messages, shown, variables), mark = self._control.mark((messages_of(turns), offered, variables_of(request)))
-        text = self._render(messages, shown, variables, begins=begins)
+        text = mended(self._render(messages, shown, variables, begins=begins))
         if tools is not None and tools.forced and self.tools:
             text += answer_begin(tools)
         return text.split(mark) if mark else [text]

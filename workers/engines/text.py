@@ -138,6 +138,11 @@ class RowGate:
         return tuple(passed)
 
 
+def mended(text: str) -> str:
+    """A text that JSON escapes gave, with U+FFFD for surrogates that are no text, which nothing could encode."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def begun_length(text: str, mark: str) -> int:
     """Length of the longest end of a text that a mark, which it does not hold, begins with."""
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)

@@ -14,9 +14,9 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -208,7 +208,8 @@ class Driver:
                 self._end_unfinished(live, "")
             elif text.stopped or live.generated >= live.budget:  # the worker was lost before the finish reason
                 finish = "stop" if text.stopped else "length"
-                self._end(live, replace(text.feed((), reason=finish), finish=finish))
+                with self._alone(live):
+                    self._end(live, replace(text.feed((), reason=finish), finish=finish))
             elif not self.dead:
                 live.handle = self._generate(live, text)
                 await self._follow(live, text)
@@ -338,8 +339,21 @@ class Driver:
     async def _follow(self, live: Live, text: Generation) -> None:
         """Read responses up to the final one, also after an abort: only then is the slot free."""
         async for _ in live.handle:  # yields the same object each time, changed in place
-            self._take(live, text)
+            with self._alone(live):
+                self._take(live, text)
         self._end_unfinished(live, str(getattr(live.handle, "error", None) or "it ended without a reason"))
+
+    @contextmanager
+    def _alone(self, live: Live) -> Iterator[None]:
+        """An error of what reads an answer is not the engine's: it ends this request alone."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("an answer cannot be read", extra={"request": live.request.id})
+            live.ended = True
+            failure = Failure("engine_error", f"the answer cannot be read: {type(error).__name__}", 500)
+            self._emit(Piece(live.request.id, failure=failure))
+            self._abort(live)
 
     def _take(self, live: Live, text: Generation) -> None:
         """Emit what one response adds."""

@@ -28,6 +28,7 @@ from urllib.request import getproxies_environment
 import httptools
 import msgspec
 
+from workers.engines.text import mended
 from workers.engines.upstream.settings import ENVIRONMENT, proxy_problem
 
 
@@ -87,8 +88,7 @@ def leniently_decoded(data: bytes) -> Any:
     constants = {"NaN": None, "Infinity": INFINITY, "-Infinity": -INFINITY}
     with suppress(ValueError, RecursionError):
         found = json.loads(data.decode(errors="replace"), parse_constant=constants.get, parse_float=_number)
-        whole = json.dumps(found, ensure_ascii=False).encode("utf-16", "surrogatepass")
-        return json.loads(whole.decode("utf-16", "replace"))
+        return json.loads(mended(json.dumps(found, ensure_ascii=False)))
     return None
 
 

@@ -191,6 +191,38 @@ async def test_an_agent_thinks_before_it_calls(rig: Any) -> None:
     assert (found.text, found.reasoning, len(found.calls)) == ("", f"{CALL}?", 1)
 
 
+async def test_half_a_character_in_a_call_is_no_text_and_ends_nothing(rig: Any) -> None:
+    """A model may escape a lone surrogate. What a stop string cuts can be encoded, and so can what comes behind it."""
+    started, half = await rig(), CALL.replace("1", '"\\ud83d", "y": 1')
+    for stop, shown in (("y",), '{"x": "\ufffd", "'), ((), '{"x": "\ufffd", "y": 1}'):
+        found, _ = await answer(started, chat(f"r{len(stop)}", tools=AUTO, stop=stop), half)
+        assert found.calls == [Call("f", shown)]
+        await started.turn()
+    assert started.engine.health().ok
+
+
+async def test_an_answer_that_cannot_be_read_ends_alone(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others go on, and the engine is told to forget it."""
+    decode = TemplateTokenizer.decode
+
+    def odd(self: TemplateTokenizer, token_ids: Any, **more: Any) -> str:
+        if {*b"!a"} <= {*token_ids}:
+            raise KeyError("token")
+        return decode(self, token_ids, **more)
+
+    started = await rig()
+    started.llm.reply = "abc"
+    monkeypatch.setattr(TemplateTokenizer, "decode", odd)
+    await started.submit(Request("odd", "!", Sampling()))
+    await started.submit(Request("good", "?", Sampling()))
+    await started.turn()
+    failure, output = started.failure("odd"), started.llm.live[0]
+    assert (failure.code, failure.status, output.aborts) == ("engine_error", 500, 1)
+    await started.finish("good")
+    assert started.text("good") == "abc" and started.engine.health().ok
+    assert len(started.pieces("odd")) == 1 and started.engine.stats().running == 0
+
+
 async def test_the_effort_is_told_to_the_template(rig: Any) -> None:
     started = await rig()
     await started.submit(chat(reasoning="none"))

@@ -59,6 +59,11 @@ def test_tools_and_earlier_calls_are_in_the_prompt() -> None:
     assert text.endswith("<|im_start|>tool\n4<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_half_a_character_in_an_earlier_call_is_no_text() -> None:
+    turns = (*USER, ChatTurn("assistant", "", (ToolCall("c", "f", '{"x": "\\ud83d"}'),)))
+    assert '"x": "\ufffd"' in shown(codec(), asked(prompt=turns))
+
+
 def test_a_forced_call_is_begun_or_told_in_words() -> None:
     assert shown(codec(), asked(NAMED)).endswith('assistant\n<tool_call>\n{"name": "f", "arguments": ')
     assert shown(codec(), asked(REQUIRED)).endswith("assistant\n<tool_call>\n")
