@@ -222,7 +222,8 @@ NEUTRAL_PRIORITY = 0.5
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One text to generate. `id` is unique among live requests and opaque to the engine."""
+    """One text to generate. `id` is unique among live requests, and opaque to the engine but for its begin: what comes
+    before a `/` is the same for all of one job."""
 
     id: str
     prompt: Sequence[ChatTurn] | str | Sequence[int]

@@ -38,7 +38,8 @@ T = TypeVar("T")
 RESUMED_AHEAD = 0.1
 """A request that lost its worker goes ahead of new ones by this, which is less than the gap between two lanes."""
 MIN_BURST = 3
-"""Requests that fail together with the same message, with none left that generates, are the engine's fault."""
+"""Requests of so many jobs that fail together with the same message, with none left that generates, are the engine's
+fault. The choices of one job share its own."""
 MAX_BURSTS = 2
 """So many in a row, without a complete answer between, mean that the engine is dead. TensorRT-LLM survives one."""
 RELEASE_S = 5.0
@@ -388,11 +389,12 @@ class Driver:
         piece = Piece(live.request.id, finish="cancelled")
         if live.aborted_at is None:
             failure = Failure("engine_error", f"the engine gave this request up: {reason}", 500)
-            self._given_up[live.request.id] = reason
             schema, tools = live.request.sampling.json_schema, live.request.tools
             if (schema is not None or tools) and not live.cursor and UNUSABLE_SCHEMA.search(reason):
                 field = "response_format" if tools is None else "tools"
                 failure = Failure("invalid_value", f"this JSON schema cannot be used: {reason}.", 400, field)
+            else:
+                self._given_up[live.request.id] = reason
             piece = Piece(live.request.id, failure=failure)
         self._end(live, piece)
 
@@ -419,9 +421,9 @@ class Driver:
     def _flush(self) -> None:
         pieces, failed = self._pieces, self._given_up
         self._pieces, self._given_up = [], {}
-        reasons = set(failed.values())
+        reasons, jobs = set(failed.values()), {request_id.partition("/")[0] for request_id in failed}
         generating = any(live.cursor and not live.ended for live in self.held())
-        if len(failed) >= MIN_BURST and len(reasons) == 1 and not generating:
+        if len(jobs) >= MIN_BURST and len(reasons) == 1 and not generating:
             self._bursts += 1
             ends = [piece for piece in pieces if piece.id in failed and piece.last]
             pieces = [piece for piece in pieces if piece not in ends]

@@ -45,7 +45,7 @@ from streaming.order import Priority
 from workers.attempt import ENGINE_PRIORITY
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import text as trtllm_text
-from workers.engines.trtllm.driver import MIN_BURST
+from workers.engines.trtllm.driver import MAX_BURSTS, MIN_BURST
 from workers.engines.trtllm.settings import TrtllmSettings
 from workers.engines.trtllm.text import Codec, TextStream
 
@@ -882,6 +882,26 @@ async def test_requests_that_are_refused_together_are_no_burst(started: Rig, mon
     go_on.set()
     await until(lambda: len(started.steps) > 0)
     assert {started.failure(f"r{number}").status for number in range(MIN_BURST)} == {400}
+
+
+@pytest.mark.parametrize(
+    ("names", "words", "status"),
+    [(("a", "b", "c"), "Guided decoding error", 400), (("a/1/0", "a/1/1", "a/1/2"), "x", 500)],
+)
+async def test_what_requests_are_to_blame_for_is_no_burst(
+    rig: Any, names: tuple[str, ...], words: str, status: int
+) -> None:
+    """A schema that cannot be used, or all choices of one job: as often as it may come, each gets its own failure."""
+    started = await rig(guided_decoding="xgrammar")
+    for _ in range(MAX_BURSTS):
+        started.steps.clear()
+        for name in names:
+            await started.submit(ask(name, json_schema={"type": "array"}))
+        started.llm.fail(*[RequestError(words)] * len(names))
+        await settle()
+        started.llm.live.clear()
+        assert {started.failure(name).status for name in names} == {status}
+        assert started.engine.health().ok
 
 
 async def test_a_burst_of_an_engine_that_is_not_well_ends_it(started: Rig) -> None:
