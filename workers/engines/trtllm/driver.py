@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import re
 import secrets
 import threading
@@ -92,6 +93,29 @@ class Live:
     since: float = field(default_factory=time.monotonic)
 
 
+class Desk(ThreadPoolExecutor):
+    """A thread that does one thing at a time, in order."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(1, thread_name_prefix=name)
+        self._since = math.inf
+
+    @property
+    def busy_s(self) -> float:
+        """How long it has been at what it does now, whatever waits behind that."""
+        return time.monotonic() - self._since
+
+    def submit(self, work: Callable[..., T], /, *args: Any, **more: Any) -> Future[T]:
+        return super().submit(self._work, partial(work, *args, **more))
+
+    def _work(self, work: Callable[[], T]) -> T:
+        self._since = time.monotonic()
+        try:
+            return work()
+        finally:
+            self._since = math.inf
+
+
 class Driver:
     """The thread. Other threads call `submit`, `cancel`, `check`, `held`, `trouble`, `stop` and `close`.
 
@@ -123,8 +147,10 @@ class Driver:
         self._salt_key = secrets.token_bytes(32)
         """Random per process, so that a tenant's cache salt cannot be computed from its name."""
         self._tasks: dict[str, Future[Piece]] = {}
-        self._prompts = ThreadPoolExecutor(1, thread_name_prefix="trtllm-prompts")
-        """One thread keeps the order of requests. A long prompt takes a second, in which others get their tokens."""
+        self._prompts, self._asides = Desk("trtllm-prompts"), Desk("trtllm-tasks")
+        """One thread keeps the order of requests. A long prompt takes a second, in which others get their tokens. Tasks
+        wait for no prompt, and no prompt for them."""
+        self._aside = engine.codec.copied()
         self._home, self._loop = asyncio.get_running_loop(), asyncio.new_event_loop()
         self._loop.call_soon(self._tick)
         threading.Thread(target=self._run, name="trtllm", daemon=True).start()
@@ -135,13 +161,15 @@ class Driver:
         """The requests that the engine holds now."""
         return [*self._live.values()]
 
+    def _running(self) -> list[Live]:
+        """Those that TensorRT-LLM has; the others wait for their prompts."""
+        return [live for live in self.held() if live.handle is not None]
+
     def submit(self, request: Request) -> None:
         if request.task is not None:
-            task = self._tasks[request.id] = self._prompts.submit(self._perform, request, request.task)
+            task = self._tasks[request.id] = self._asides.submit(self._perform, request, request.task)
             task.add_done_callback(partial(self._on_task_end, request.id))
             return
-        if not self._live:
-            self._progress_at = self._clock()
         budget = request.sampling.max_tokens
         live = Live(request, budget=self._settings.default_output if budget is None else budget)
         self._live[request.id] = live
@@ -161,16 +189,18 @@ class Driver:
 
     def trouble(self, patience_s: float) -> str:
         """Why the engine counts as dead, or as hung after `patience_s` without progress; "" if it does not."""
-        now, live = self._clock(), self.held()
+        now, running = self._clock(), self._running()
         if self.dead:
             return self.dead
         if has_failed(self._engine.llm) or not self._healthy:
             return "TensorRT-LLM says it is not healthy"
         if (frozen := time.monotonic() - self._ticked_at) > patience_s:
             return f"a call of TensorRT-LLM has not returned for {frozen:.0f} s"
-        if any(each.aborted_at is None for each in live) and now - self._progress_at > patience_s:
-            return f"no token for {patience_s:g} s while {len(live)} requests run"
-        if any(each.aborted_at is not None and now - each.aborted_at > patience_s for each in live):
+        if (busy := max(self._prompts.busy_s, self._asides.busy_s)) > patience_s:
+            return f"the tokenizer has not returned for {busy:.0f} s"
+        if any(each.aborted_at is None for each in running) and now - self._progress_at > patience_s:
+            return f"no token for {patience_s:g} s while {len(running)} requests run"
+        if any(each.aborted_at is not None and now - each.aborted_at > patience_s for each in running):
             return f"the engine did not let go of an aborted request within {patience_s:g} s"
         return ""
 
@@ -181,7 +211,8 @@ class Driver:
 
     def close(self) -> None:
         """End the thread."""
-        self._prompts.shutdown(wait=False, cancel_futures=True)
+        for desk in (self._prompts, self._asides):
+            desk.shutdown(wait=False, cancel_futures=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _run(self) -> None:
@@ -200,14 +231,17 @@ class Driver:
 
     def _begin(self, live: Live) -> None:
         live.task = self._loop.create_task(self._serve(live))
+        live.task.add_done_callback(lambda _: self._forget(live))
+
+    def _forget(self, live: Live) -> None:
+        if self._live.get(live.request.id) is live:
+            del self._live[live.request.id]
 
     async def _serve(self, live: Live) -> None:
         """One request, from its prompt to the engine's final response."""
         try:
             text = await self._loop.run_in_executor(self._prompts, self._admit, live)
-            if live.aborted_at is not None:
-                self._end_unfinished(live, "")
-            elif text.stopped or live.generated >= live.budget:  # the worker was lost before the finish reason
+            if text.stopped or live.generated >= live.budget:  # the worker was lost before the finish reason
                 finish = "stop" if text.stopped else "length"
                 with self._alone(live):
                     self._end(live, replace(text.feed((), reason=finish), finish=finish))
@@ -220,9 +254,6 @@ class Driver:
             self._end_unfinished(live, str(error))
         except Exception as error:  # noqa: BLE001 - the engine is in an unknown state: restart it
             self._die(f"the engine failed: {type(error).__name__}: {error}")
-        finally:
-            if self._live.get(live.request.id) is live:
-                del self._live[live.request.id]
 
     def _admit(self, live: Live) -> Generation:
         """Validate a request, in the prompts' thread. Raises Refused."""
@@ -276,6 +307,8 @@ class Driver:
         library = engine.library
         given = request.sampling, live.budget - live.generated, engine.end_ids
         try:
+            if not self._running():
+                self._progress_at = self._clock()
             chosen = trtllm_text.keywords(*given, prompt=live.prompt, timed=timed) | text.keywords(library)
             extras = {"sampling_params": library.sampling(**chosen), **self._extras(request)}
             return engine.llm.generate_async(inputs=text.prompt + text.past, streaming=True, **extras)
@@ -298,7 +331,7 @@ class Driver:
         """Let the tokenizer answer a task, in the prompts' thread."""
         engine = self._engine
         try:
-            text = told(engine.codec, request, task, engine.context, engine.vocabulary)
+            text = told(self._aside, request, task, engine.context, engine.vocabulary)
             return Piece(request.id, text, finish="stop")
         except Refused as refused:
             return Piece(request.id, failure=refused.failure)
@@ -315,7 +348,10 @@ class Driver:
         if live.aborted_at is not None:
             return
         live.aborted_at = self._clock()
-        if live.handle is None:
+        if live.handle is None:  # it waits for its prompt
+            self._end_unfinished(live, "")
+            if live.task is not None:
+                live.task.cancel()
             return
         self._loop.call_later(RELEASE_S, self._abandon, live)
         try:
@@ -328,7 +364,7 @@ class Driver:
         sees to one that had begun, and to an engine that does not work."""
         if live.cursor or live.task is None or live.task.done() or live.aborted_at is None:
             return
-        others = any(each.aborted_at is None for each in self.held())
+        others = any(each.aborted_at is None for each in self._running())
         if others and self._progress_at <= live.aborted_at:
             self._loop.call_later(RELEASE_S, self._abandon, live)
             return

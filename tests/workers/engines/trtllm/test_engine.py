@@ -39,7 +39,7 @@ from trtllm_double import (
 from trtllm_package import FACTS, VERSIONS
 
 from penstock.config import build
-from penstock.engine import NEUTRAL_PRIORITY, RETURNED, ChatTurn, EngineDead, Failure, Refused, Request, Sampling
+from penstock.engine import NEUTRAL_PRIORITY, RETURNED, ChatTurn, EngineDead, Failure, Refused, Request, Sampling, Task
 from streaming.fleet.settings import ModelSettings
 from streaming.order import Priority
 from workers.attempt import ENGINE_PRIORITY
@@ -947,6 +947,68 @@ async def test_the_watchdog_sees_an_engine_that_hangs(rig: Any) -> None:
     await started.submit(ask("new"))
     now[0] += 2
     assert "no token for 60 s while 2 requests run" in started.engine.health().reason
+
+
+class SlowTokenizer(ToyTokenizer):
+    """Holds its thread at a text of `x` until it may go on."""
+
+    def __init__(self) -> None:
+        self.texts, self.go_on = list[str](), threading.Event()
+
+    def __deepcopy__(self, memo: Any) -> "SlowTokenizer":
+        return self
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.texts.append(text)
+        if text.startswith("x"):
+            self.go_on.wait(DEADLINE_S)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(DoubleLLM, "tokenizer", tokenizer := SlowTokenizer())
+    yield tokenizer
+    tokenizer.go_on.set()
+
+
+async def test_prompts_that_wait_are_no_hang_and_end_at_once(rig: Any, slow: SlowTokenizer) -> None:
+    """The engine has none of them yet. Those that are cancelled are never tokenised."""
+    now = [0.0]
+    started = await rig(clock=lambda: now[0])
+    names = [f"r{number}" for number in range(9)]
+    for name in names:
+        started.engine.submit(ask(name, f"x{name}"))
+    await until(lambda: bool(slow.texts))
+    for name in names[:-1]:
+        started.engine.cancel(name)
+    await until(lambda: len(started.steps) > 0)
+    assert {piece.id for step in started.steps for piece in step if piece.finish == "cancelled"} == {*names[:-1]}
+    now[0] = 1000.0
+    assert started.engine.health().ok and started.engine.stats().running == 1
+    slow.go_on.set()
+    await until(lambda: len(started.llm.calls) == 1)
+    assert slow.texts == ["xr0", "xr8"]
+    assert started.engine.health().ok, "it has had no time to begin"
+    now[0] += 61
+    assert "no token" in started.engine.health().reason
+
+
+async def test_no_prompt_waits_for_tasks(rig: Any, slow: SlowTokenizer) -> None:
+    started = await rig()
+    for number in range(9):
+        started.engine.submit(Request(f"t{number}", "x", Sampling(), task=Task(kind="tokenize")))
+    await until(lambda: bool(slow.texts))
+    await started.submit(ask())
+    await started.finish("r")
+    assert not started.pieces("t0"), "the first of them is still at it"
+
+
+@pytest.mark.parametrize("task", [None, Task(kind="tokenize")])
+async def test_the_watchdog_sees_a_tokenizer_that_hangs(rig: Any, slow: SlowTokenizer, task: Task | None) -> None:
+    started = await rig(watchdog_s=0.6, clock=lambda: 0.0)
+    started.engine.submit(Request("r", "x", Sampling(), task=task))
+    await until(lambda: "tokenizer has not returned" in started.engine.health().reason)
 
 
 async def test_the_watchdog_sees_an_abort_without_an_answer(rig: Any) -> None:
