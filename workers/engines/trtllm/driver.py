@@ -225,7 +225,7 @@ class Driver:
     # --- a request comes ---------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        self._healthy = is_healthy(self._engine.llm)
+        self._healthy = is_healthy(self._engine.llm, self._healthy)
         self._ticked_at = time.monotonic()
         self._loop.call_later(TICK_S, self._tick)
 
@@ -463,7 +463,7 @@ class Driver:
             self._bursts += 1
             ends = [piece for piece in pieces if piece.id in failed and piece.last]
             pieces = [piece for piece in pieces if piece not in ends]
-            if self._bursts < MAX_BURSTS and is_healthy(self._engine.llm):
+            if self._bursts < MAX_BURSTS and is_healthy(self._engine.llm, self._healthy):
                 pieces += [replace(piece, failure=None, finish=RETURNED) for piece in ends]
             else:  # their jobs are claimed again, and a poison job runs out of attempts
                 self._die(f"every running request failed at once: {reasons.pop()}")
@@ -491,10 +491,14 @@ def has_failed(llm: Any) -> bool:
     return getattr(getattr(llm, "_executor", None), "_fatal_error", None) is not None
 
 
-def is_healthy(llm: Any) -> bool:
-    """What TensorRT-LLM says of itself, which may take it a while. The check is private, and may be missing."""
-    check = getattr(llm, "_check_health", None)
-    return not has_failed(llm) and (check is None or bool(asked(check, "word on its health")))
+def is_healthy(llm: Any, before: bool) -> bool:
+    """What TensorRT-LLM says of itself, which may take it a while. The check is private: it may be missing, and where
+    it raises, what it said `before` stands."""
+    if check := getattr(llm, "_check_health", None):
+        with suppress(Exception):
+            before = bool(check())
+        return before and not has_failed(llm)
+    return not has_failed(llm)
 
 
 def asked(ask: Callable[[], T], what: str) -> T | None:

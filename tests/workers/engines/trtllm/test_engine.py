@@ -1028,7 +1028,19 @@ async def test_the_watchdog_sees_an_abort_without_an_answer(rig: Any) -> None:
 
 
 async def test_the_engines_own_word_counts_where_it_gives_one(started: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its private health check is believed when it says no or breaks, and not missed when it is not there."""
+    """Its private health check is believed when it says no, and missed neither where it raises nor where it is not
+    there."""
+    checks = 0
+
+    def broken(self: DoubleLLM) -> bool:
+        nonlocal checks
+        checks += 1
+        raise NotImplementedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DoubleLLM, "_check_health", broken)
+        await until(lambda: checks > 1)
+        assert started.engine.health().ok
     started.llm.healthy = False
     await until(lambda: "not healthy" in started.engine.health().reason)
     monkeypatch.delattr(DoubleLLM, "_check_health")
