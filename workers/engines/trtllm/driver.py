@@ -46,6 +46,7 @@ MAX_BURSTS = 2
 RELEASE_S = 5.0
 """An aborted request that never began may get no answer: it ends after this time, if the engine works."""
 TICK_S = 0.5
+UNHEALTHY = "TensorRT-LLM says it is not healthy"
 UNUSABLE_SCHEMA = re.compile("guided|grammar|schema", re.IGNORECASE)
 """In TensorRT-LLM's message about a request with a schema that its grammar library does not take."""
 
@@ -190,12 +191,10 @@ class Driver:
     def trouble(self, patience_s: float) -> str:
         """Why the engine counts as dead, or as hung after `patience_s` without progress; "" if it does not."""
         now, running = self._clock(), self._running()
-        if self.dead:
-            return self.dead
-        if has_failed(self._engine.llm) or not self._healthy:
-            return "TensorRT-LLM says it is not healthy"
-        if (frozen := time.monotonic() - self._ticked_at) > patience_s:
-            return f"a call of TensorRT-LLM has not returned for {frozen:.0f} s"
+        if reason := self.dead or self.stuck(patience_s):
+            return reason
+        if not self._healthy:
+            return UNHEALTHY
         if (busy := max(self._prompts.busy_s, self._asides.busy_s)) > patience_s:
             return f"the tokenizer has not returned for {busy:.0f} s"
         if any(each.aborted_at is None for each in running) and now - self._progress_at > patience_s:
@@ -203,6 +202,13 @@ class Driver:
         if any(each.aborted_at is not None and now - each.aborted_at > patience_s for each in running):
             return f"the engine did not let go of an aborted request within {patience_s:g} s"
         return ""
+
+    def stuck(self, patience_s: float) -> str:
+        """Why TensorRT-LLM answers nothing any more, not even an abort or a shutdown; "" if it may."""
+        if has_failed(self._engine.llm):
+            return UNHEALTHY
+        frozen = time.monotonic() - self._ticked_at
+        return f"a call of TensorRT-LLM has not returned for {frozen:.0f} s" if frozen > patience_s else ""
 
     async def stop(self, grace_s: float) -> None:
         """Abort the requests, and wait for their ends. Returns in time also if the loop is blocked."""

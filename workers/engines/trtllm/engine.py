@@ -38,6 +38,8 @@ MIN_PAUSE_S, MAX_PAUSE_S, MAX_RETRY_DELAY_S = 0.1, 2.0, 60.0
 """Between two reads of statistics, the last of them after errors."""
 GRACE_S, SHUTDOWN_S = 5.0, 20.0
 """How long `stop` waits at most for the ends of requests, and then for the engine."""
+STUCK_S = 2.0
+"""For one that answers nothing any more: until the process ends, its GPUs serve nobody."""
 
 
 class TrtllmEngine:
@@ -81,7 +83,7 @@ class TrtllmEngine:
             self._engine = self._inspect(llm, library, checkpoint, context)
             self._driver = Driver(self._engine, settings, self._take_step, self._clock)
         except BaseException:
-            await ends_in_time(llm.shutdown)
+            await ends_in_time(llm.shutdown, SHUTDOWN_S)
             raise
         if settings.enable_iter_perf_stats:
             threading.Thread(target=self._read_statistics, args=(llm.get_stats,), daemon=True).start()
@@ -107,7 +109,7 @@ class TrtllmEngine:
         except asyncio.CancelledError:
             await asyncio.wait({loading})
             if not loading.cancelled() and loading.exception() is None:
-                await ends_in_time(loading.result().shutdown)
+                await ends_in_time(loading.result().shutdown, SHUTDOWN_S)
             raise
         except Exception as error:
             raise EngineDead(f"TensorRT-LLM could not load {self._settings.model}: {error}") from error
@@ -144,9 +146,11 @@ class TrtllmEngine:
         if self._stopping.is_set() or self._engine is None or self._driver is None:
             return
         self._stopping.set()
-        await self._driver.stop(GRACE_S)
-        if not await ends_in_time(self._engine.llm.shutdown):
-            log.error("TensorRT-LLM did not shut down: end the process with os._exit", extra={"after_s": SHUTDOWN_S})
+        stuck = self._driver.stuck(self._settings.watchdog_s)
+        await self._driver.stop(0 if stuck else GRACE_S)
+        limit = STUCK_S if stuck else SHUTDOWN_S
+        if not await ends_in_time(self._engine.llm.shutdown, limit):
+            log.error("TensorRT-LLM did not shut down: end the process with os._exit", extra={"after_s": limit})
         self._driver.close()
 
     # --- requests --------------------------------------------------------------------------------------------------
@@ -221,8 +225,8 @@ class TrtllmEngine:
             pause = MIN_PAUSE_S if batch else min(pause * 2, MAX_PAUSE_S)
 
 
-async def ends_in_time(shutdown: Callable[[], None]) -> bool:
-    """Run LLM.shutdown(), which may block forever, in a daemon thread. Returns whether it ended within SHUTDOWN_S."""
+async def ends_in_time(shutdown: Callable[[], None], limit_s: float) -> bool:
+    """Run LLM.shutdown(), which may block forever, in a daemon thread. Returns whether it ended within the limit."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
@@ -234,7 +238,7 @@ async def ends_in_time(shutdown: Callable[[], None]) -> bool:
             loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=run, name="trtllm-shutdown", daemon=True).start()
-    return await wait(done, SHUTDOWN_S)
+    return await wait(done, limit_s)
 
 
 def build(model: str, settings: TrtllmSettings, data_dir: Path) -> TrtllmEngine:

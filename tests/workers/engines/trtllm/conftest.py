@@ -56,7 +56,7 @@ def library(version: str, packages: Any, monkeypatch: pytest.MonkeyPatch) -> Ite
 async def rig(library: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Starts engines: `await rig(setting=value, ...)`; every one is stopped at the end."""
     rigs: list[Rig] = []
-    for limit in ("GRACE_S", "SHUTDOWN_S"):
+    for limit in ("GRACE_S", "SHUTDOWN_S", "STUCK_S"):
         monkeypatch.setattr(f"workers.engines.trtllm.engine.{limit}", 0.05)
 
     async def start(clock: Callable[[], float] = time.monotonic, **settings: Any) -> Rig:

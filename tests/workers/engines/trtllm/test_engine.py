@@ -1126,6 +1126,27 @@ async def test_a_call_that_never_returns_ends_the_engine(rig: Any, monkeypatch: 
         go_on.set()
 
 
+@pytest.mark.parametrize("dying", [False, True])
+async def test_an_engine_that_answers_nothing_is_soon_given_up(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, dying: bool
+) -> None:
+    """Neither an abort nor a shutdown is waited for as long as for one that works."""
+    go_on, limits = threading.Event(), {"GRACE_S": 60.0, "SHUTDOWN_S": 60.0, "STUCK_S": 0.05}
+    started = await rig(watchdog_s=60.0 if dying else 0.6)
+    monkeypatch.setattr(DoubleLLM, "generate_async", lambda self, **given: go_on.wait(DEADLINE_S))
+    for name, limit in limits.items():
+        monkeypatch.setattr(f"workers.engines.trtllm.engine.{name}", limit)
+    if dying:
+        started.llm._executor = SimpleNamespace(_fatal_error=RuntimeError("rank 1 died"))
+    try:
+        started.engine.submit(ask())
+        await until(lambda: not started.engine.health().ok)
+        async with asyncio.timeout(DEADLINE_S / 2):
+            await started.engine.stop()
+    finally:
+        go_on.set()
+
+
 async def test_a_schema_that_the_engine_does_not_take_is_the_requests_fault(rig: Any) -> None:
     """Its grammar library says so with the first response. Any other error is the engine's."""
     started = await rig(guided_decoding="xgrammar")
