@@ -265,8 +265,9 @@ class Driver:
         """Validate a request, in the prompts' thread. Raises Refused."""
         engine, request = self._engine, live.request
         tags = self._settings.guided_decoding == "xgrammar" and engine.library.facts.structural_tag
+        model = {"logits": engine.logits, "tags": tags, "zeros": engine.library.zeros}
         try:
-            text = Generation(engine.codec, request, engine.vocabulary, logits=engine.logits, tags=tags)
+            text = Generation(engine.codec, request, engine.vocabulary, **model)
         except Refused:
             raise
         except Exception as error:

@@ -6,7 +6,7 @@ Pure: it needs the tokenizer alone, not the engine.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -29,7 +29,14 @@ class Generation:
     """One request from its prompt to its last piece."""
 
     def __init__(
-        self, codec: Codec, request: Request, vocabulary: int = 0, *, logits: int = 0, tags: bool = False
+        self,
+        codec: Codec,
+        request: Request,
+        vocabulary: int = 0,
+        *,
+        logits: int = 0,
+        tags: bool = False,
+        zeros: Callable[[int], Any] = [0.0].__mul__,
     ) -> None:
         """Tokenises, which takes a while for a long prompt. Raises Refused.
 
@@ -37,9 +44,10 @@ class Generation:
             vocabulary: number of token ids; 0: unknown.
             logits: numbers in the output of a step.
             tags: guided decoding can begin at a tag.
+            zeros: makes a tensor of so many.
         """
         self._codec, self._request = codec, request
-        self._guide, self._bias, self._budget = guide(request, tags=tags), bias(request, logits), budget(request)
+        self._guide, self._bias, self._budget = guide(request, tags=tags), bias(request, logits, zeros), budget(request)
         self._tags = [] if self._budget is None else [codec.ids([tag]) for tag in (BEGIN, END)]
         check_ids(request.ids, vocabulary, "prompt")
         self.prompt, opened = codec.prompt(request)
@@ -57,8 +65,8 @@ class Generation:
         found: dict[str, Any] = {}
         if self._guide:
             found["guided_decoding"] = library.guided(**self._guide)
-        if self._bias:
-            found["embedding_bias"] = library.floats(self._bias)
+        if self._bias is not None:
+            found["embedding_bias"], self._bias = self._bias, None  # it is as long as the vocabulary
         if self._request.sampling.ignore_eos:
             found |= {"ignore_eos": True, "stop_token_ids": None}
         if self._budget is not None and library.thinking is not None:
@@ -113,12 +121,15 @@ def guide(request: Request, *, tags: bool) -> dict[str, Any]:
     return {"structural_tag": json.dumps({"type": "structural_tag", "format": form})}
 
 
-def bias(request: Request, logits: int) -> list[float] | None:
-    """What is added to the logits of all tokens; None: nothing. Raises Refused for a token that the model does not
-    have."""
+def bias(request: Request, logits: int, zeros: Callable[[int], Any]) -> Any:
+    """What is added to the logits of all tokens, as a tensor; None: nothing. Raises Refused for a token that the model
+    does not have."""
     asked = request.sampling.logit_bias
     check_ids(asked, logits, "logit_bias")
-    return [asked.get(token, 0.0) for token in range(logits)] if asked else None
+    found: Any = zeros(logits) if asked else None
+    for token, value in asked.items():
+        found[token] = value
+    return found
 
 
 def budget(request: Request) -> int | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ class Library:
     guided: Any
     """None unless the settings need it; also the next one."""
     lora_request: Any
-    floats: Any
-    """Makes a tensor of a list of numbers."""
+    zeros: Any
+    """Makes a tensor of so many zeros."""
     thinking: Any
     """The logits processor that ends reasoning; None where the installed version has none."""
     gpus: int
@@ -64,7 +65,7 @@ def load(settings: TrtllmSettings) -> Library:
         request_error=found["RequestError"],
         guided=found.get("GuidedDecodingParams"),
         lora_request=found.get("LoRARequest"),
-        floats=torch.FloatTensor,
+        zeros=partial(torch.zeros, dtype=torch.float32),
         thinking=found.get(THINKING),
         gpus=max(gpus, _ranks()),
     )

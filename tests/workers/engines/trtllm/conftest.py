@@ -33,6 +33,10 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
     return {version: (root, read(root)) for version, root in roots.items()}
 
 
+def zeros(count: int, *, dtype: type[float]) -> list[float]:
+    return [dtype()] * count
+
+
 @pytest.fixture
 def library(version: str, packages: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The double in the place of the package; its parts, to be changed by a test before the engine starts."""
@@ -41,7 +45,7 @@ def library(version: str, packages: Any, monkeypatch: pytest.MonkeyPatch) -> Ite
     for name, value in {"instances": [], "load_error": None, "loop": None, "version": version}.items():
         monkeypatch.setattr(DoubleLLM, name, value)
     torch = ModuleType("torch")
-    vars(torch).update(cuda=SimpleNamespace(device_count=lambda: 8), FloatTensor=tuple)
+    vars(torch).update(cuda=SimpleNamespace(device_count=lambda: 8), float32=float, zeros=zeros)
     monkeypatch.setitem(sys.modules, "torch", torch)
     root, facts = packages[version]
     with importable(root):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,14 +255,23 @@ async def test_a_text_that_may_not_end_keeps_its_end_tokens(rig: Any) -> None:
     assert (piece.text, piece.n, piece.ids, len(piece.logprobs)) == ("ab", 3, (97, END, 98), 2)
 
 
-async def test_a_bias_is_a_number_for_each_token(rig: Any, tmp_path: Path) -> None:
+async def test_a_bias_is_a_number_for_each_token(rig: Any, library: SimpleNamespace, tmp_path: Path) -> None:
+    """It is made where prompts are, so that no answer waits for it."""
     (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    zeros, threads = library.torch.zeros, list[str]()
+
+    def noted(*args: Any, **more: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return zeros(*args, **more)
+
+    library.torch.zeros = noted
     started = await rig()
     await started.submit(chat(logit_bias={7: -100.0}))
     bias = params(started)["embedding_bias"]
     assert len(bias) == 300 and [token for token, value in enumerate(bias) if value] == [7] and bias[7] == -100
     await started.submit(chat("odd", logit_bias={300: 1.0}))
     assert (started.failure("odd").status, started.failure("odd").param) == (400, "logit_bias")
+    assert [name.partition("_")[0] for name in threads] == ["trtllm-prompts"]
 
 
 # --- the tokenizer's tasks -------------------------------------------------------------------------------------------
