@@ -145,11 +145,8 @@ def told(codec: Codec, request: Request, task: Task, context: int, vocabulary: i
     check_ids(request.ids, vocabulary, "tokens")
     if task.kind == "detokenize":
         return codec.text(request.ids) if request.ids else ""
-    size = sum([len(turn.content.encode()) for turn in request.turns]) or len(request.prompt)
-    if size > (most := max_told_bytes(context)):
-        param = "messages" if request.turns else "prompt"
-        raise refused(f"{param}: the token ids of {most} bytes are told at most. Send its parts.", param)
-    prompt = (
-        codec.prompt(request, begins=task.generation_prompt, special=task.special_tokens) if request.prompt else None
-    )
-    return reported_tokens(prompt.ids if prompt else [], context)
+    if not request.prompt:
+        return reported_tokens([], context)
+    most = max_told_bytes(context)
+    prompt = codec.prompt(request, begins=task.generation_prompt, special=task.special_tokens, most=most)
+    return reported_tokens(prompt.ids, context)

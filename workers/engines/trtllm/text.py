@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -96,21 +97,26 @@ class Codec:
         """One for another thread."""
         return Codec(copy.deepcopy(self._tokenizer))
 
-    def prompt(self, request: Request, *, begins: bool = True, special: bool = True) -> Prompt:
+    def prompt(self, request: Request, *, begins: bool = True, special: bool = True, most: float = math.inf) -> Prompt:
         """Convert a prompt to token ids. Control tokens in messages become text, those in a raw prompt stay.
 
         Args:
             begins: a conversation goes up to where the answer begins.
             special: a raw text gets the tokens that the tokenizer adds.
+            most: bytes of the text that is tokenised.
 
-        Raises Refused when the chat template rejects the conversation.
+        Raises Refused when the chat template rejects the conversation, and for a longer text.
         """
-        if isinstance(request.prompt, str):
-            return Prompt(list(self._tokenizer.encode(request.prompt, add_special_tokens=special)), opened=False)
-        if request.turns:
-            pieces = self.chats.conversation(request, begins=begins)
+        raw = request.prompt if isinstance(request.prompt, str) else None
+        if raw is None and not request.turns:
+            return Prompt(list(request.ids), opened=False)
+        pieces = self.chats.conversation(request, begins=begins) if raw is None else [raw]
+        if sum([len(piece.encode()) for piece in pieces]) > most:
+            param = "messages" if request.turns else "prompt"
+            raise refused(f"{param}: the token ids of {most} bytes are told at most. Send its parts.", param)
+        if raw is None:
             return Prompt(self.ids(pieces), opens_reasoning(pieces[-1]))
-        return Prompt(list(request.ids), opened=False)
+        return Prompt(list(self._tokenizer.encode(raw, add_special_tokens=special)), opened=False)
 
     def ids(self, pieces: Sequence[str]) -> list[int]:
         """Tokenise each piece separately, so that a control token that was cut in two stays text."""

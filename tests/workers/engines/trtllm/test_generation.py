@@ -302,7 +302,9 @@ def test_ids_are_those_of_an_answers_prompt_and_give_the_text_again() -> None:
 @pytest.mark.parametrize(("prompt", "kind", "param"), [
     ((97, 262), "detokenize", "tokens"),
     ("x" * (MIN_TOLD_BYTES + 1), "tokenize", "prompt"),
-    ((ChatTurn("user", "x" * (MIN_TOLD_BYTES + 1)),), "tokenize", "messages"),
+    ("é" * (MIN_TOLD_BYTES // 2 + 1), "tokenize", "prompt"),
+    ((ChatTurn("user", "x" * MIN_TOLD_BYTES),), "tokenize", "messages"),
+    ((ChatTurn("assistant", "", (ToolCall("c", "f", f'"{"x" * MIN_TOLD_BYTES}"'),)),), "tokenize", "messages"),
 ])  # fmt: skip
 def test_a_task_that_cannot_be_done_is_refused(prompt: Any, kind: Any, param: str) -> None:
     with pytest.raises(Refused) as caught:
