@@ -118,7 +118,7 @@ class Desk(ThreadPoolExecutor):
 
 
 class Driver:
-    """The thread. Other threads call `submit`, `cancel`, `check`, `held`, `trouble`, `stop` and `close`.
+    """The thread. Other threads call `submit`, `cancel`, `check`, `held`, `trouble`, `stuck`, `stop` and `close`.
 
     Args:
         deliver: called on the loop of the creator, with the pieces of one step.
@@ -148,10 +148,10 @@ class Driver:
         self._salt_key = secrets.token_bytes(32)
         """Random per process, so that a tenant's cache salt cannot be computed from its name."""
         self._tasks: dict[str, Future[Piece]] = {}
-        self._prompts, self._asides = Desk("trtllm-prompts"), Desk("trtllm-tasks")
+        self._prompts, self._errands = Desk("trtllm-prompts"), Desk("trtllm-tasks")
         """One thread keeps the order of requests. A long prompt takes a second, in which others get their tokens. Tasks
         wait for no prompt, and no prompt for them."""
-        self._aside = engine.codec.copied()
+        self._errand_codec = engine.codec.copied()
         self._home, self._loop = asyncio.get_running_loop(), asyncio.new_event_loop()
         self._loop.call_soon(self._tick)
         threading.Thread(target=self._run, name="trtllm", daemon=True).start()
@@ -168,7 +168,7 @@ class Driver:
 
     def submit(self, request: Request) -> None:
         if request.task is not None:
-            task = self._tasks[request.id] = self._asides.submit(self._perform, request, request.task)
+            task = self._tasks[request.id] = self._errands.submit(self._perform, request, request.task)
             task.add_done_callback(partial(self._on_task_end, request.id))
             return
         budget = request.sampling.max_tokens
@@ -195,7 +195,7 @@ class Driver:
             return reason
         if not self._healthy:
             return UNHEALTHY
-        if (busy := max(self._prompts.busy_s, self._asides.busy_s)) > patience_s:
+        if (busy := max(self._prompts.busy_s, self._errands.busy_s)) > patience_s:
             return f"the tokenizer has not returned for {busy:.0f} s"
         if any(each.aborted_at is None for each in running) and now - self._progress_at > patience_s:
             return f"no token for {patience_s:g} s while {len(running)} requests run"
@@ -217,7 +217,7 @@ class Driver:
 
     def close(self) -> None:
         """End the thread."""
-        for desk in (self._prompts, self._asides):
+        for desk in (self._prompts, self._errands):
             desk.shutdown(wait=False, cancel_futures=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -335,10 +335,10 @@ class Driver:
         return chosen
 
     def _perform(self, request: Request, task: Task) -> Piece:
-        """Let the tokenizer answer a task, in the prompts' thread."""
+        """Let the tokenizer answer a task, in the tasks' thread."""
         engine = self._engine
         try:
-            text = told(self._aside, request, task, engine.context, engine.vocabulary)
+            text = told(self._errand_codec, request, task, engine.context, engine.vocabulary)
             return Piece(request.id, text, finish="stop")
         except Refused as refused:
             return Piece(request.id, failure=refused.failure)
