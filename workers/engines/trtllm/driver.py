@@ -8,6 +8,7 @@ gave all of them in one call.
 from __future__ import annotations
 
 import asyncio
+import copy
 import hmac
 import logging
 import math
@@ -99,22 +100,18 @@ class Desk(ThreadPoolExecutor):
 
     def __init__(self, name: str) -> None:
         super().__init__(1, thread_name_prefix=name)
-        self._since = math.inf
-
-    @property
-    def busy_s(self) -> float:
-        """How long it has been at what it does now, whatever waits behind that."""
-        return time.monotonic() - self._since
+        self.since = math.inf
+        """When it began what it does now (monotonic), whatever waits behind that."""
 
     def submit(self, work: Callable[..., T], /, *args: Any, **more: Any) -> Future[T]:
         return super().submit(self._work, partial(work, *args, **more))
 
     def _work(self, work: Callable[[], T]) -> T:
-        self._since = time.monotonic()
+        self.since = time.monotonic()
         try:
             return work()
         finally:
-            self._since = math.inf
+            self.since = math.inf
 
 
 class Driver:
@@ -151,7 +148,7 @@ class Driver:
         self._prompts, self._errands = Desk("trtllm-prompts"), Desk("trtllm-tasks")
         """One thread keeps the order of requests. A long prompt takes a second, in which others get their tokens. Tasks
         wait for no prompt, and no prompt for them."""
-        self._errand_codec = engine.codec.copied()
+        self._errand_codec = Codec(copy.deepcopy(engine.llm.tokenizer))
         self._home, self._loop = asyncio.get_running_loop(), asyncio.new_event_loop()
         self._loop.call_soon(self._tick)
         threading.Thread(target=self._run, name="trtllm", daemon=True).start()
@@ -195,7 +192,7 @@ class Driver:
             return reason
         if not self._healthy:
             return UNHEALTHY
-        if (busy := max(self._prompts.busy_s, self._errands.busy_s)) > patience_s:
+        if (busy := time.monotonic() - min(self._prompts.since, self._errands.since)) > patience_s:
             return f"the tokenizer has not returned for {busy:.0f} s"
         if any(each.aborted_at is None for each in running) and now - self._progress_at > patience_s:
             return f"no token for {patience_s:g} s while {len(running)} requests run"
@@ -263,11 +260,12 @@ class Driver:
 
     def _admit(self, live: Live) -> Generation:
         """Validate a request, in the prompts' thread. Raises Refused."""
-        engine, request = self._engine, live.request
-        tags = self._settings.guided_decoding == "xgrammar" and engine.library.facts.structural_tag
-        model = {"logits": engine.logits, "tags": tags, "zeros": engine.library.zeros}
+        engine, request, library = self._engine, live.request, self._engine.library
+        tags = self._settings.guided_decoding == "xgrammar" and library.facts.structural_tag
         try:
-            text = Generation(engine.codec, request, engine.vocabulary, **model)
+            text = Generation(
+                engine.codec, request, engine.vocabulary, logits=engine.logits, tags=tags, zeros=library.zeros
+            )
         except Refused:
             raise
         except Exception as error:
@@ -501,11 +499,10 @@ def has_failed(llm: Any) -> bool:
 def is_healthy(llm: Any, before: bool) -> bool:
     """What TensorRT-LLM says of itself, which may take it a while. The check is private: it may be missing, and where
     it raises, what it said `before` stands."""
-    if check := getattr(llm, "_check_health", None):
-        with suppress(Exception):
-            before = bool(check())
-        return before and not has_failed(llm)
-    return not has_failed(llm)
+    check = getattr(llm, "_check_health", None)
+    with suppress(Exception):
+        before = check is None or bool(check())
+    return before and not has_failed(llm)
 
 
 def asked(ask: Callable[[], T], what: str) -> T | None:

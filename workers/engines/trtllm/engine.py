@@ -146,11 +146,10 @@ class TrtllmEngine:
         if self._stopping.is_set() or self._engine is None or self._driver is None:
             return
         self._stopping.set()
-        stuck = self._driver.stuck(self._settings.watchdog_s)
-        await self._driver.stop(0 if stuck else GRACE_S)
-        limit = STUCK_S if stuck else SHUTDOWN_S
-        if not await ends_in_time(self._engine.llm.shutdown, limit):
-            log.error("TensorRT-LLM did not shut down: end the process with os._exit", extra={"after_s": limit})
+        grace_s, limit_s = (0.0, STUCK_S) if self._driver.stuck(self._settings.watchdog_s) else (GRACE_S, SHUTDOWN_S)
+        await self._driver.stop(grace_s)
+        if not await ends_in_time(self._engine.llm.shutdown, limit_s):
+            log.error("TensorRT-LLM did not shut down: end the process with os._exit", extra={"after_s": limit_s})
         self._driver.close()
 
     # --- requests --------------------------------------------------------------------------------------------------

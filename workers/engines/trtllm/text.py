@@ -93,10 +93,6 @@ class Codec:
         self.vocabulary = len(inner) if hasattr(inner, "__len__") else 0
         """Number of token ids; 0: unknown."""
 
-    def copied(self) -> Codec:
-        """One for another thread."""
-        return Codec(copy.deepcopy(self._tokenizer))
-
     def prompt(self, request: Request, *, begins: bool = True, special: bool = True, most: float = math.inf) -> Prompt:
         """Convert a prompt to token ids. Control tokens in messages become text, those in a raw prompt stay.
 
