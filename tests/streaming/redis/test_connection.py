@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
+import hiredis
 import pytest
 import uvloop
 from flow import a_lease, until
 from house import free_port, redis_process
 from redis import Redis
-from redis.asyncio import BlockingConnectionPool
+from redis.asyncio import BlockingConnectionPool, RedisCluster
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -83,34 +84,75 @@ async def test_one_that_is_closed_without_a_word_counts_as_lost(line: SharedConn
     assert await line.run([("PING",)]) == [b"PONG"]
 
 
-def test_one_that_the_server_has_reset_counts_as_lost() -> None:
-    """Also in redis-py's hands, whose own commands uvloop then refuses with another error. The next call is served."""
-    uvloop.run(_reset_and_ask())
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+def test_one_that_the_server_has_reset_counts_as_lost(scheme: str) -> None:
+    """Also in redis-py's hands, whose own commands uvloop then refuses with another error. The next call is served, in
+    a cluster after the slot map was asked for again."""
+    uvloop.run(_reset_and_ask(scheme))
 
 
-async def _reset_and_ask() -> None:
+async def _reset_and_ask(scheme: str) -> None:
     lines: list[asyncio.StreamWriter] = []
+    asked: list[bytes] = []
+    answers = {b"COMMAND": b"*0\r\n"}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lines.append(writer)
+        commands = hiredis.Reader()
         with suppress(OSError):
             while data := await reader.read(1 << 16):
-                writer.write(b"+PONG\r\n" * data.count(b"*"))
+                commands.feed(data)
+                while command := commands.gets():
+                    if command[0] == b"QUIT":
+                        writer.close()
+                        return
+                    asked.append(command[0])
+                    writer.write(answers.get(command[0], b"+PONG\r\n"))
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        topology = open_topology(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0", 2.0)
-        assert await topology.run("", [("PING",)]) == [True]
-        for line in lines:  # as a host does that was away and knows nothing of it
-            raw = line.transport.get_extra_info("socket")
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            line.transport.abort()
-        await asyncio.sleep(0.05)
-        with pytest.raises(RedisConnectionError):
-            await topology.run("", [("PING",)])
-        assert await topology.run("", [("PING",)]) == [True]
-        await topology.close()
-        await asyncio.sleep(0.05)  # until both ends are closed
+        port = server.sockets[0].getsockname()[1]
+        answers[b"CLUSTER"] = b"*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:%d\r\n$1\r\nn\r\n" % port
+        topology = open_topology(f"{scheme}://127.0.0.1:{port}", 2.0)
+        try:
+            (name,) = await topology.servers()
+            assert await topology.run(name, [("PING",)]) == [True]
+            known = asked.count(b"CLUSTER")
+            for line in lines:  # as a host does that was away and knows nothing of it
+                raw = line.transport.get_extra_info("socket")
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                line.transport.abort()
+            await asyncio.sleep(0.05)
+            with pytest.raises(RedisConnectionError):
+                await topology.run(name, [("PING",)])
+            assert await topology.servers() == [name]
+            assert await topology.run(name, [("PING",)]) == [True]
+            assert asked.count(b"CLUSTER") == 2 * known
+            with suppress(RedisConnectionError):  # which a cluster's client returns as the answer
+                await topology.run(name, [("QUIT",)])
+            assert await topology.servers() == [name]
+            assert asked.count(b"CLUSTER") == 3 * known
+        finally:
+            await topology.close()
+            await asyncio.sleep(0.05)  # until both ends are closed
+
+
+@pytest.mark.parametrize(
+    ("scheme", "opener", "name"),
+    [("redis", BlockingConnectionPool, "get_connection"), ("redis+cluster", RedisCluster, "initialize")],
+)
+async def test_a_subscription_that_meets_a_reset_connection_counts_as_lost(
+    opened: Callable[..., RedisClient], monkeypatch: pytest.MonkeyPatch, scheme: str, opener: type, name: str
+) -> None:
+    """Its reader subscribes again, for the store is only away."""
+
+    async def refused(*_: object) -> None:
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+    monkeypatch.setattr(opener, name, refused)
+    with pytest.raises(Unavailable, match="closed"):
+        async with opened(f"{scheme}://127.0.0.1:1").subscribe("here"):
+            pass
 
 
 async def test_a_sentinel_that_has_reset_counts_as_lost() -> None:
