@@ -212,6 +212,8 @@ def test_each_container_may_little(service: str) -> None:
     assert spec["read_only"] is True and spec["cap_drop"] == ["ALL"]
     assert spec["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in spec.get("ports", ()))
+    if service in ROLES:
+        assert {"timeout:1", "attempts:1"} == set(spec["dns_opt"]), "else a name may take longer than the container"
     assert spec["deploy"]["resources"]["limits"]["memory"], "one that grows must not take the others with it"
     assert spec["pids_limit"] <= 512
     for mount in spec.get("tmpfs", ()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -100,6 +101,21 @@ def test_each_role_gets_what_it_may_be_set_to(target: str, extra: str) -> None:
     runs = [rest for name, rest in here[packages.removeprefix("--from=")].lines if name == "RUN"]
     (installed,) = [rest.partition("'penstock[")[2] for rest in runs if "'penstock[" in rest]
     assert extra in re.findall(r"\w+", installed)
+
+
+def test_a_worker_has_what_its_engine_is_linked_with() -> None:
+    """Of OpenMP, which the base does not have."""
+    found = importlib.util.find_spec("xllamacpp")
+    assert found is not None and found.origin is not None
+    linked = b"".join(each.read_bytes() for each in Path(found.origin).parent.glob("*.so"))
+    runs = [rest for name, rest in stages("Dockerfile")["worker"].lines if name == "RUN"]
+    assert b"libgomp.so.1\0" in linked and any(" libgomp1 " in each for each in runs)
+
+
+def test_no_stand_in_that_runs_is_root() -> None:
+    for stage in stages("Dockerfile.others").values():
+        if {"CMD", "ENTRYPOINT"} & {name for name, _ in stage.lines}:
+            assert int(stage.last("USER").partition(":")[0]) > 0
 
 
 def test_the_default_model_lies_where_the_worker_looks() -> None:
