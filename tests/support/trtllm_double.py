@@ -139,6 +139,8 @@ class DoubleLLM:
             raise self.at_call
         said = [*self.reply.encode(), END]
         ids = given["inputs"]
+        if len(ids) + given["sampling_params"].given["max_tokens"] > self.given["max_seq_len"]:
+            raise RequestError("the prompt and max_tokens exceed max_seq_len")
         known = max(count for count in range(len(said)) if not count or ids[-count:] == said[:count])
         output = Output(self, ids, said[known:], given["sampling_params"].given["max_tokens"])
         self.calls.append(given)

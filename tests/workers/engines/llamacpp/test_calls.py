@@ -11,7 +11,7 @@ from model_file import prompts_of
 
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.tools import Tool, ToolCall, Tools
-from workers.engines.chats import as_grammar, forced_schema, instruction
+from workers.engines.chats import as_grammar, forced_schema, instruction, messages_of
 from workers.engines.llamacpp.request import Prompts
 from workers.engines.schema import plain
 
@@ -50,6 +50,13 @@ def test_a_template_that_knows_tools_renders_them_and_the_history() -> None:
         'tools:{"type": "function", "function": {"name": "g", "parameters": {"type": "object", "properties": {}}}};'
         '[user]hi[assistant]<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>[tool]4(f)[assistant]'
     )
+
+
+def test_arguments_of_any_depth_are_shown() -> None:
+    """As they are, where they cannot be read."""
+    deep = "[" * 100_000
+    (message,) = messages_of([ChatTurn("assistant", "", (ToolCall("c", "f", deep),))])
+    assert message["tool_calls"][0]["function"]["arguments"] == deep
 
 
 def test_a_forced_call_begins_as_the_model_would_begin_it() -> None:
@@ -94,6 +101,7 @@ def test_one_function_s_call_is_its_arguments_and_several_have_names() -> None:
     schema: Any = forced_schema(Tools(offered=(*tools,), choice="required"))
     assert [each["properties"]["name"]["const"] for each in schema["anyOf"]] == ["f0", "f1"]
     for at, call in enumerate(schema["anyOf"]):
+        assert call["required"] == ["name", "arguments"]
         reference = call["properties"]["arguments"]["properties"]["x"]["$ref"]
         assert schema["$defs"][reference.removeprefix("#/$defs/")]["const"] == at
     assert "$id" not in json.dumps(schema)

@@ -146,9 +146,11 @@ async def test_nothing_of_a_checkpoint_is_loaded_that_its_manifest_does_not_list
     assert len(DoubleLLM.instances) == loaded
 
 
-async def test_start_reads_context_and_end_tokens_from_the_checkpoint(rig: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["{}", '{{"text_config": {}}}'])
+async def test_start_reads_context_and_end_tokens_from_the_checkpoint(rig: Any, tmp_path: Path, form: str) -> None:
     """A checkpoint's own context, vocabulary and several end tokens are used where the settings are silent."""
-    (tmp_path / "config.json").write_text('{"max_position_embeddings": 512, "vocab_size": 300}')
+    config = '{"max_position_embeddings": 512, "vocab_size": 300}'
+    (tmp_path / "config.json").write_text(form.format(config))
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{END}, {TURN}]}}')
     started = await rig(max_seq_len=None)
     await started.submit(ask())
@@ -477,8 +479,14 @@ async def test_sampling_is_explicit_and_never_shared(started: Rig) -> None:
     assert first["top_k"] is first["min_p"] is first["repetition_penalty"] is None, "the engine's own"
     assert started.llm.calls[0]["sampling_params"] is not started.llm.calls[1]["sampling_params"]
     assert all(call["streaming"] for call in started.llm.calls)
-    await started.submit(ask("greedy", temperature=0, n=3))
-    assert [params(started)[name] for name in ("top_k", "temperature", "n", "best_of")] == [1, None, 1, 1]
+    await started.submit(ask("greedy", temperature=0, n=3, min_p=0.1))
+    assert [params(started)[name] for name in ("top_k", "temperature", "min_p", "n", "best_of")] == [
+        1,
+        None,
+        None,
+        1,
+        1,
+    ]
     await started.submit(ask("none", top_p=0, temperature=0.7, seed=3))
     assert [params(started)[name] for name in ("top_k", "temperature", "top_p", "seed")] == [1, None, None, None]
 
@@ -732,6 +740,7 @@ IMPOSSIBLE: list[tuple[Request, str, str, str]] = [
     (ask(prompt=[1, 258]), BAD, "prompt", "not one of this model's 258"),
     (ask(prompt=[-1]), BAD, "prompt", "not one of this model's 258"),
     (ask(prompt="x" * 90, max_tokens=50), LONG, "prompt", "the prompt has 91 tokens, and 50 were asked"),
+    (ask(prompt="x" * 99), LONG, "prompt", "the prompt has 100 tokens"),
     (ask(prompt="x" * 120), LONG, "prompt", "the prompt has 121 tokens"),
     (ask(prompt="x" * 99), LONG, "prompt", "takes 80 in one prefill"),
     (ask(prompt=[ChatTurn("refuse", "x")]), BAD, "messages", "does not take these messages: unknown role"),

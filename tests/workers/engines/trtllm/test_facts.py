@@ -290,3 +290,28 @@ def test_an_installed_package_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
         (root / "version.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')\n")
         first = next(installed({}))
     assert first.state == "fails" and "libcuda.so.1" in first.reason
+
+
+LLM, ARGS, PARAMS = "llmapi/llm.py", "llmapi/llm_args.py", "executor/params/sampling.py"
+
+
+@pytest.mark.parametrize(("file", "old", "new", "fact", "value"), [
+    (PARAMS, "MAX_TOP_LOGPROBS", "OTHER", "max_logprobs", 20),
+    (ARGS, "PRIORITY = ", "OTHER = ", "priority", False),
+    (LLM, "generate_async(self, ", "generate_async(self, *, ", "priority", True),
+    (LLM, "class LLM(_TorchLLM)", "if no_gpu: ...\nelse:\n    class LLM(_TorchLLM)", "priority", True),
+    (f"{SAMPLER}/penalties.py", None, None, "penalties", False),
+])  # fmt: skip
+def test_a_fact_follows_from_all_that_it_needs(
+    file: str, old: str | None, new: str | None, fact: str, value: object, tmp_path: Path
+) -> None:
+    """Wherever a version writes it, and nothing is claimed where a part of it is missing."""
+    root = write(tmp_path, NEWER)
+    assert getattr(facts.read(root), fact) == (100 if fact == "max_logprobs" else True)
+    if old is None or new is None:
+        (root / file).unlink()
+    else:
+        text = (root / file).read_text()
+        assert old in text
+        (root / file).write_text(text.replace(old, new))
+    assert getattr(facts.read(root), fact) == value
