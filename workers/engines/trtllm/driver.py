@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from penstock.engine import RETURNED, EngineTimes, Failure, Piece, Refused, Request, Task
 from workers.engines.text import too_long
 from workers.engines.trtllm import text as trtllm_text
-from workers.engines.trtllm.generation import Generation, told
+from workers.engines.trtllm.generation import Generation, task_text
 from workers.engines.trtllm.library import Library
 from workers.engines.trtllm.settings import TrtllmSettings
 from workers.engines.trtllm.text import Codec
@@ -145,10 +145,10 @@ class Driver:
         self._salt_key = secrets.token_bytes(32)
         """Random per process, so that a tenant's cache salt cannot be computed from its name."""
         self._tasks: dict[str, Future[Piece]] = {}
-        self._prompts, self._errands = Desk("trtllm-prompts"), Desk("trtllm-tasks")
+        self._prompt_desk, self._task_desk = Desk("trtllm-prompts"), Desk("trtllm-tasks")
         """One thread keeps the order of requests. A long prompt takes a second, in which others get their tokens. Tasks
         wait for no prompt, and no prompt for them."""
-        self._errand_codec = Codec(copy.deepcopy(engine.llm.tokenizer))
+        self._task_codec = Codec(copy.deepcopy(engine.llm.tokenizer))
         self._home, self._loop = asyncio.get_running_loop(), asyncio.new_event_loop()
         self._loop.call_soon(self._tick)
         threading.Thread(target=self._run, name="trtllm", daemon=True).start()
@@ -165,7 +165,7 @@ class Driver:
 
     def submit(self, request: Request) -> None:
         if request.task is not None:
-            task = self._tasks[request.id] = self._errands.submit(self._perform, request, request.task)
+            task = self._tasks[request.id] = self._task_desk.submit(self._perform, request, request.task)
             task.add_done_callback(partial(self._on_task_end, request.id))
             return
         budget = request.sampling.max_tokens
@@ -183,7 +183,7 @@ class Driver:
     async def check(self, request: Request) -> None:
         """Raises Refused."""
         if request.task is None:
-            await asyncio.wrap_future(self._prompts.submit(self._admit, Live(request)))
+            await asyncio.wrap_future(self._prompt_desk.submit(self._admit, Live(request)))
 
     def trouble(self, patience_s: float) -> str:
         """Why the engine counts as dead, or as hung after `patience_s` without progress; "" if it does not."""
@@ -192,7 +192,7 @@ class Driver:
             return reason
         if not self._healthy:
             return UNHEALTHY
-        if (busy := time.monotonic() - min(self._prompts.since, self._errands.since)) > patience_s:
+        if (busy := time.monotonic() - min(self._prompt_desk.since, self._task_desk.since)) > patience_s:
             return f"the tokenizer has not returned for {busy:.0f} s"
         if any(each.aborted_at is None for each in running) and now - self._progress_at > patience_s:
             return f"no token for {patience_s:g} s while {len(running)} requests run"
@@ -214,7 +214,7 @@ class Driver:
 
     def close(self) -> None:
         """End the thread."""
-        for desk in (self._prompts, self._errands):
+        for desk in (self._prompt_desk, self._task_desk):
             desk.shutdown(wait=False, cancel_futures=True)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -243,7 +243,7 @@ class Driver:
     async def _serve(self, live: Live) -> None:
         """One request, from its prompt to the engine's final response."""
         try:
-            text = await self._loop.run_in_executor(self._prompts, self._admit, live)
+            text = await self._loop.run_in_executor(self._prompt_desk, self._admit, live)
             if text.stopped or live.generated >= live.budget:  # the worker was lost before the finish reason
                 finish = "stop" if text.stopped else "length"
                 with self._alone(live):
@@ -336,7 +336,7 @@ class Driver:
         """Let the tokenizer answer a task, in the tasks' thread."""
         engine = self._engine
         try:
-            text = told(self._errand_codec, request, task, engine.context, engine.vocabulary)
+            text = task_text(self._task_codec, request, task, engine.context, engine.vocabulary)
             return Piece(request.id, text, finish="stop")
         except Refused as refused:
             return Piece(request.id, failure=refused.failure)
@@ -449,8 +449,8 @@ class Driver:
         """Add the size of the prompt to a first or last piece."""
         live.begun = True
         # Where tenants are not told apart, the number would tell what others have asked.
-        told = self._engine.library.facts.cache_salt
-        cached = min(live.prompt, int(getattr(live.handle, "cached_tokens", 0) or 0)) if told else 0
+        is_separate = self._engine.library.facts.cache_salt
+        cached = min(live.prompt, int(getattr(live.handle, "cached_tokens", 0) or 0)) if is_separate else 0
         return replace(piece, prompt_tokens=live.prompt, cached_tokens=cached)
 
     def _emit(self, piece: Piece) -> None:
@@ -522,8 +522,8 @@ def times(handle: Any, since: float) -> EngineTimes | None:
     """
     output = handle.outputs[0] if handle is not None and handle.outputs else None
     timing = getattr(getattr(output, "request_perf_metrics", None), "timing_metrics", None)
-    told = [getattr(timing, f"{name}_time", None) for name in ("first_scheduled", "first_token", "last_token")]
-    found = [each.total_seconds() if isinstance(each, timedelta) else 0.0 for each in told]
+    stamps = [getattr(timing, f"{name}_time", None) for name in ("first_scheduled", "first_token", "last_token")]
+    found = [each.total_seconds() if isinstance(each, timedelta) else 0.0 for each in stamps]
     if not found[0] or any(moment and not since <= moment <= time.monotonic() for moment in found):
         return None
     return EngineTimes(*found)

@@ -140,7 +140,7 @@ def budget(request: Request) -> int | None:
     return found
 
 
-def told(codec: Codec, request: Request, task: Task, context: int, vocabulary: int) -> str:
+def task_text(codec: Codec, request: Request, task: Task, context: int, vocabulary: int) -> str:
     """The answer to a task of the tokenizer. Raises Refused."""
     check_ids(request.ids, vocabulary, "tokens")
     if task.kind == "detokenize":

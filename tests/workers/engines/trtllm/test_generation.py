@@ -16,7 +16,7 @@ from penstock.tools import Tool, ToolCall, Tools, read_answer
 from workers.engines.constraint import begins_json
 from workers.engines.task_answers import MIN_TOLD_BYTES
 from workers.engines.text import begun_length, joined
-from workers.engines.trtllm.generation import Generation, guide, told
+from workers.engines.trtllm.generation import Generation, guide, task_text
 from workers.engines.trtllm.text import Codec
 
 USER = (ChatTurn("user", "hi"),)
@@ -284,7 +284,7 @@ def test_what_cannot_be_is_refused(more: dict[str, Any], param: str) -> None:
 
 def tokens(prompt: Any, **task: Any) -> list[int]:
     request = Request("r", prompt, Sampling())
-    found = json.loads(told(codec(), request, Task(kind="tokenize", **task), 99, 262))
+    found = json.loads(task_text(codec(), request, Task(kind="tokenize", **task), 99, 262))
     assert found["max_model_len"] == 99
     return list(found["tokens"])
 
@@ -295,8 +295,8 @@ def test_ids_are_those_of_an_answers_prompt_and_give_the_text_again() -> None:
     assert tokens("", special_tokens=False) == [] and tokens("ab") == [IDS["<|im_start|>"], 97, 98]
     assert tokens("ab", special_tokens=False) == [97, 98]
     detokenize = Task(kind="detokenize")
-    assert told(codec(), Request("r", (97, END), Sampling()), detokenize, 99, 262) == "a<|im_end|>"
-    assert told(codec(), Request("r", (), Sampling()), detokenize, 99, 262) == ""
+    assert task_text(codec(), Request("r", (97, END), Sampling()), detokenize, 99, 262) == "a<|im_end|>"
+    assert task_text(codec(), Request("r", (), Sampling()), detokenize, 99, 262) == ""
 
 
 @pytest.mark.parametrize(("prompt", "kind", "param"), [
@@ -308,5 +308,5 @@ def test_ids_are_those_of_an_answers_prompt_and_give_the_text_again() -> None:
 ])  # fmt: skip
 def test_a_task_that_cannot_be_done_is_refused(prompt: Any, kind: Any, param: str) -> None:
     with pytest.raises(Refused) as caught:
-        told(codec(), Request("r", prompt, Sampling()), Task(kind=kind), 99, 262)
+        task_text(codec(), Request("r", prompt, Sampling()), Task(kind=kind), 99, 262)
     assert caught.value.failure.param == param
