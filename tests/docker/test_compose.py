@@ -21,6 +21,8 @@ from docker_files import (
     COMPOSE,
     ONES,
     ROOT,
+    SECTIONS,
+    SLACK_S,
     VERSION,
     document,
     images,
@@ -91,6 +93,8 @@ def test_its_settings_are_settings(service: str, made: tuple[Path, str]) -> None
     assert "env_file" not in SERVICES[service], "whoever may inspect a container reads its variables"
     (model,) = config.table("models", ModelSettings)
     assert f"--model {model}" == " ".join(SERVICES["worker"]["command"])
+    if drain_s := getattr(config.section(service, SECTIONS[service][service]), "drain_s", 0):
+        assert int(SERVICES[service]["stop_grace_period"].rstrip("s")) >= drain_s + SLACK_S
 
 
 def test_the_key_opens_the_door(made: tuple[Path, str]) -> None:

@@ -54,6 +54,14 @@ def test_a_stack_is_up_once_every_role_is_ready(run: Run, tmp_path: Path) -> Non
     assert sorted(asked) == sorted(f"probe {role}" for role in SECTIONS)
 
 
+def test_a_stack_that_does_not_get_ready_is_named(run: Run, tmp_path: Path) -> None:
+    """After two minutes, by the clock of this test."""
+    docker = 'case "$*" in *"exec -T scheduler"*) exit 1 ;; esac'
+    date = f"cat {tmp_path}/now 2> /dev/null || echo 0; echo 121 > {tmp_path}/now"
+    ran = run("stack", docker=docker, date=date, sleep="exit 9")
+    assert ran.returncode == 1 and "scheduler is not ready" in ran.stderr
+
+
 @pytest.mark.parametrize(("engine", "form"), [("docker", ""), ("podman", "docker"), ("buildah", "docker")])
 def test_images_keep_their_health_checks(run: Run, engine: str, form: str) -> None:
     """Buildah's own format has none, and podman builds with it."""
