@@ -16,7 +16,7 @@ import pytest
 from api_server import ApiServer, api_server, missing
 from docker_files import KUBERNETES, images, new_key
 
-from scheduler.pools.kubernetes import KubernetesPool
+from scheduler.pools.kubernetes import COST_ANNOTATION, KubernetesPool
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.plans import Plan
 
@@ -110,7 +110,7 @@ def test_every_pod_is_admitted(applied: ApiServer) -> None:
 
 def test_the_scheduler_may_touch_workers_only(applied: ApiServer) -> None:
     """Of Deployments by its rights, of pods by the policy, and of a Deployment never what its pods are."""
-    assert "may not change what the pods of a Deployment are" in patched(applied, WORKER, TEMPLATE).stderr
+    assert "the scheduler may change annotations only" in patched(applied, WORKER, TEMPLATE).stderr
     assert "Forbidden" in patched(applied, "penstock-api", '{"spec": {"replicas": 0}}').stderr
     said = {}
     for deployment in ("penstock-api", WORKER):
@@ -119,6 +119,27 @@ def test_the_scheduler_may_touch_workers_only(applied: ApiServer) -> None:
         said[deployment] = applied.kubectl("delete", *words, who=SCHEDULER)
     assert "the scheduler may change and remove workers only" in said["penstock-api"].stderr
     assert said[WORKER].returncode == 0, said[WORKER].stderr
+
+
+CHANGES = {
+    "image": {"spec": {"containers": [{"name": "worker", "image": "evil.example/x:1"}]}},
+    "label": {"metadata": {"labels": {"app.kubernetes.io/component": "api"}}},
+    "owner": {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "1"}]}},
+    "finalizer": {"metadata": {"finalizers": ["example.com/never"]}},
+}
+
+
+@pytest.mark.parametrize("what", [*CHANGES, "annotation"])
+def test_of_a_pod_the_scheduler_changes_annotations_alone(applied: ApiServer, what: str) -> None:
+    """Another image would run with the Secrets of a worker, and another label takes a pod from its policies."""
+    name = f"{WORKER}-{what}"
+    assert created(applied, WORKER, name).returncode == 0
+    cost = {"metadata": {"annotations": {COST_ANNOTATION: "-1"}}}
+    status, said = applied.patch(f"/api/v1/namespaces/{SPACE}/pods/{name}", CHANGES.get(what, cost), SCHEDULER)
+    if what in CHANGES:
+        assert status == 422 and "the scheduler may change annotations only" in said
+    else:
+        assert status == 200, said
 
 
 async def test_the_pool_scales_with_these_rights(

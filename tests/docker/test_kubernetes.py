@@ -380,8 +380,8 @@ def test_the_scheduler_may_do_what_its_pool_does(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_names_cannot_bound_a_policy_does(overlay: str) -> None:
-    """Of pods the scheduler may touch workers alone, and of a Deployment never what its pods are: the policy is about
-    its account, denies, and holds in its namespace. (That a cluster takes its words is for a cluster to show.)"""
+    """The scheduler may touch workers alone, and of them and their Deployments annotations: the policy is about its
+    account, denies, and holds in its namespace. (That a cluster takes its words is for a cluster to show.)"""
     (policy,) = [each["spec"] for each in of_kind(overlay, "ValidatingAdmissionPolicy")]
     (binding,) = of_kind(overlay, "ValidatingAdmissionPolicyBinding")
     (named,) = [each["metadata"]["name"] for each in of_kind(overlay, "ValidatingAdmissionPolicy")]
@@ -394,9 +394,12 @@ def test_what_names_cannot_bound_a_policy_does(overlay: str) -> None:
     ruled = {(each, op) for rule in policy["matchConstraints"]["resourceRules"]
              for each in rule["resources"] for op in rule["operations"]}  # fmt: skip
     assert ruled == {("pods", "UPDATE"), ("pods", "DELETE"), ("deployments", "UPDATE")}
-    workers, templates = (each["expression"] for each in policy["validations"])
+    workers, changes = (each["expression"] for each in policy["validations"])
     assert f"oldObject.metadata.labels['{COMPONENT}'] == 'worker'" in workers
-    assert "object.spec.template == oldObject.spec.template" in templates
+    assert all(
+        f"object.{each} == oldObject.{each}" in changes
+        for each in ("spec", "metadata.labels", "metadata.?ownerReferences", "metadata.?finalizers")
+    )
 
 
 def rights(roles: list[Object]) -> dict[tuple[str, str, str], set[str]]:
