@@ -22,7 +22,7 @@ from streaming.fleet.plans import Plan
 
 WANTED = "PENSTOCK_TEST_KUBERNETES"
 OVERLAYS = ["cpu", "tensorrt-llm", "upstream"]
-SPACE, MODEL = "penstock", "smollm2-135m-instruct"
+SPACE, OTHER, MODEL = "penstock", "team-a", "smollm2-135m-instruct"
 WORKER = f"penstock-worker-{MODEL}"
 IMAGES, DIGEST = ["redis", *images()], f"sha256:{1:064}"
 SCHEDULER = f"system:serviceaccount:{SPACE}:penstock-scheduler"
@@ -92,12 +92,12 @@ def patched(server: ApiServer, name: str, patch: str) -> CompletedProcess[str]:
     return server.kubectl("patch", "deployment", name, *words, who=SCHEDULER)
 
 
-def created(server: ApiServer, deployment: str, name: str, **changed: Any) -> CompletedProcess[str]:
+def created(server: ApiServer, deployment: str, name: str, space: str = SPACE, **changed: Any) -> CompletedProcess[str]:
     """What is said to a pod as this Deployment would make it, or with a changed specification."""
-    template = server.get("deployment", deployment, "--namespace", SPACE)["spec"]["template"]
+    template = server.get("deployment", deployment, "--namespace", space)["spec"]["template"]
     metadata = {"name": name, "labels": template["metadata"]["labels"]}
     each = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"] | changed}
-    return server.kubectl("create", "--namespace", SPACE, "--filename", "-", given=each)
+    return server.kubectl("create", "--namespace", space, "--filename", "-", given=each)
 
 
 def test_every_pod_is_admitted(applied: ApiServer) -> None:
@@ -140,6 +140,23 @@ def test_of_a_pod_the_scheduler_changes_annotations_alone(applied: ApiServer, wh
         assert status == 422 and "the scheduler may change annotations only" in said
     else:
         assert status == 200, said
+
+
+def test_an_overlay_may_have_another_namespace(applied: ApiServer, overlays: Path) -> None:
+    """There the scheduler has its rights and is bound by the policy, and it has none in the namespace of another."""
+    folder = shutil.copytree(overlays / "cpu", overlays / OTHER)
+    kustomization = folder / "kustomization.yaml"
+    kustomization.write_text(kustomization.read_text().replace(f"namespace: {SPACE}\n", f"namespace: {OTHER}\n"))
+    taken = applied.kubectl("apply", "--kustomize", str(folder))
+    assert taken.returncode == 0, taken.stderr
+    said = {}
+    for space in (SPACE, OTHER):
+        for deployment in ("penstock-api", WORKER):
+            assert created(applied, deployment, f"{deployment}-2", space).returncode == 0
+            words = ["pod", f"{deployment}-2", "--namespace", space, "--wait=false"]
+            said[space, deployment] = applied.kubectl("delete", *words, who=SCHEDULER.replace(SPACE, OTHER, 1)).stderr
+    assert "the scheduler may change and remove workers only" in said[OTHER, "penstock-api"]
+    assert said[OTHER, WORKER] == "" and "Forbidden" in said[SPACE, WORKER]
 
 
 async def test_the_pool_scales_with_these_rights(
