@@ -306,24 +306,30 @@ def test_selectors_find_their_pods(overlay: str) -> None:
         offered = {port["name"] for port in container(owner_of(overlay, name))["ports"]}
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= offered
     for policy in of_kind(overlay, "NetworkPolicy"):
-        names = chosen(policy["spec"]["podSelector"].get("matchLabels", {}))
+        names = {name for name, have in labels.items() if selects(policy["spec"]["podSelector"], have)}
         offered = {port["name"] for name in names for port in container(owner_of(overlay, name))["ports"]}
         assert names
         assert {port["port"] for rule in policy["spec"].get("ingress", ()) for port in rule["ports"]} <= offered
 
 
-def test_redis_and_its_workers_reach_nothing_else() -> None:
-    """Where Redis is in the cluster, its pods open no connection, and workers only to it and to look up names."""
+def test_redis_opens_no_connection() -> None:
+    """Where it is in the cluster; and workers and schedulers reach none but that one."""
     policies = {each["metadata"]["name"]: each["spec"] for each in of_kind("cpu", "NetworkPolicy")}
-    redis, worker = policies["penstock-to-redis"], policies["workers-to-redis"]
+    redis = policies["penstock-to-redis"]
     assert redis["policyTypes"] == ["Ingress", "Egress"] and redis["egress"] == []
-    assert worker["podSelector"]["matchLabels"][COMPONENT] == "worker" and worker["policyTypes"] == ["Egress"]
-    to_redis, names = worker["egress"]
-    assert to_redis["to"][0]["podSelector"] == redis["podSelector"]
-    assert [port["port"] for port in to_redis["ports"]] == [
+    (rule,) = policies["to-redis"]["egress"]
+    assert rule["to"] == [{"podSelector": redis["podSelector"]}]
+    assert [port["port"] for port in rule["ports"]] == [
         container(owner_of("cpu", "penstock-redis"))["ports"][0]["containerPort"]
     ]
-    assert {port["port"] for port in names["ports"]} == {53}
+
+
+def selects(selector: Object, labels: dict[str, str]) -> bool:
+    """Whether a policy is about pods with these labels."""
+    assert set(selector) <= {"matchLabels", "matchExpressions"}
+    wanted = {(row["key"], row["operator"]): row["values"] for row in selector.get("matchExpressions", ())}
+    listed = all(operator == "In" and labels.get(key) in values for (key, operator), values in wanted.items())
+    return listed and selector.get("matchLabels", {}).items() <= labels.items()
 
 
 def may_reach(overlay: str, name: str, namespace: str, port: int) -> bool:
@@ -331,8 +337,7 @@ def may_reach(overlay: str, name: str, namespace: str, port: int) -> bool:
     labels = template(owner_of(overlay, name))["metadata"]["labels"]
     rules: list[Object] | None = None
     for policy in of_kind(overlay, "NetworkPolicy"):
-        chosen = policy["spec"]["podSelector"].get("matchLabels", {}).items() <= labels.items()
-        if chosen and "Egress" in policy["spec"].get("policyTypes", ()):
+        if selects(policy["spec"]["podSelector"], labels) and "Egress" in policy["spec"].get("policyTypes", ()):
             rules = [*(rules or ()), *policy["spec"]["egress"]]
     named = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     return rules is None or any(
@@ -343,7 +348,7 @@ def may_reach(overlay: str, name: str, namespace: str, port: int) -> bool:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_everyone_reaches_what_its_features_need(overlay: str) -> None:
     """Webhooks and brokers, the cluster's own API, names, collectors of traces, a Redis that is not in the overlay, and
-    the servers of an upstream model."""
+    the servers of an upstream model; workers and schedulers nothing else."""
     for role, ports in {"offline": (443, 5671, 5672, 9092), "scheduler": (443, 6443)}.items():
         assert all(may_reach(overlay, f"penstock-{role}", "", port) for port in ports)
     (worker,) = [owner["metadata"]["name"] for owner in pods(overlay) if role_of(owner) == "worker"]
@@ -355,7 +360,10 @@ def test_everyone_reaches_what_its_features_need(overlay: str) -> None:
         for url in map(urlsplit, row.options.get("urls", ())):
             _, namespace, _ = (url.hostname or "").split(".")
             assert may_reach(overlay, worker, namespace, url.port or 0)
-    assert overlay == "tensorrt-llm" or not may_reach(overlay, worker, "default", 443)
+    for name in (worker, "penstock-scheduler"):
+        assert overlay != "cpu" or not may_reach(overlay, name, "", 6379)
+        assert not any(may_reach(overlay, name, "default", port) for port in (80, 4318, 5672, 8000))
+    assert not may_reach(overlay, worker, "default", 443)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
