@@ -261,6 +261,7 @@ def tensorrt_llm(stack: Stack) -> str:
     name, began = f"{PROJECT}-tensorrt-llm", time.monotonic()
     stack.engine(
         "run", "--detach", f"--name={name}", f"--network={PROJECT}_back", "--read-only", "--tmpfs=/tmp", *volumes,
+        "--cap-drop=ALL", "--security-opt=no-new-privileges", "--pids-limit=512",
         "--env=PENSTOCK_TELEMETRY_OTLP_ENDPOINT=http://collector:4318", image, "--model", MODEL,
     )  # fmt: skip
 

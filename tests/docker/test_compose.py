@@ -207,6 +207,9 @@ def test_each_container_may_little(service: str) -> None:
     assert spec["security_opt"] == ["no-new-privileges:true"]
     assert all(port.startswith("127.0.0.1:") for port in spec.get("ports", ()))
     assert spec["deploy"]["resources"]["limits"]["memory"], "one that grows must not take the others with it"
+    assert spec["pids_limit"] <= 512
+    for mount in spec.get("tmpfs", ()):
+        assert {"size=64m", "noexec", "nosuid"} <= set(mount.partition(":")[2].split(","))
 
 
 # --- alive -----------------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def test_a_pod_may_little(overlay: str, name: str) -> None:
 
 @pytest.mark.parametrize(("overlay", "name"), ALL)
 def test_mounts_and_ports_are_there(overlay: str, name: str) -> None:
-    """Every mount has its volume, every probe its port, and what is scraped listens."""
+    """Every mount has its volume, none may fill a node, every probe has its port, and what is scraped listens."""
     owner = owner_of(overlay, name)
     spec, only = template(owner)["spec"], container(owner)
     claimed = [claim["metadata"]["name"] for claim in owner["spec"].get("volumeClaimTemplates", ())]
@@ -166,6 +166,7 @@ def test_mounts_and_ports_are_there(overlay: str, name: str) -> None:
     claims = {
         volume["persistentVolumeClaim"]["claimName"] for volume in volumes.values() if "persistentVolumeClaim" in volume
     }
+    assert all("sizeLimit" in volume["emptyDir"] for volume in volumes.values() if "emptyDir" in volume)
     made = {claim["metadata"]["name"] for claim in of_kind(overlay, "PersistentVolumeClaim")}
     assert claims <= BROUGHT | made
     ports = {port["name"]: port["containerPort"] for port in only["ports"]}
