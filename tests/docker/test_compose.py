@@ -103,6 +103,12 @@ def test_the_key_opens_the_door(made: tuple[Path, str]) -> None:
     assert "[keys" not in settings.read_text() and key not in (settings.parent / "secrets" / "api.toml").read_text()
 
 
+def test_clients_behind_the_published_port_are_many(made: tuple[Path, str]) -> None:
+    """All have the address of its gateway, which is no proxy: it passes on what a client says of its address."""
+    api = config_of("api", made[0]).section("api", ApiSettings)
+    assert 1024 <= api.max_connections_per_client < api.max_connections and not api.trusted_proxies
+
+
 def test_each_role_gets_the_settings_that_it_reads(made: tuple[Path, str]) -> None:
     """Keys are the API's, webhooks its and those of the offline processes; no worker could read them."""
     for service, role in ROLES.items():

@@ -198,6 +198,14 @@ def test_the_settings_are_settings(made: tuple[str, Path, str]) -> None:
         assert re.fullmatch(rf"redis://{role}:[0-9a-f]{{48}}@{re.escape(redis.partition('//')[2])}", url)
 
 
+def test_proxies_are_named_in_a_comment(made: tuple[str, Path, str]) -> None:
+    """Only the owner of the cluster knows where the Ingress runs; without the two marks the example is a setting."""
+    overlay, settings, _ = made
+    settings.write_text(re.sub(r"^# (?=\[api\]|trusted_proxies)", "", settings.read_text(), flags=re.MULTILINE))
+    api = config_of(owner_of(overlay, "penstock-api"), settings).section("api", ApiSettings)
+    assert len(api.trusted_proxies) == 1
+
+
 def test_each_role_has_a_login_of_its_own(made: tuple[str, Path, str]) -> None:
     """In a Secret that no other pod gets, out of a file that is made; Redis has the users to them."""
     overlay, settings, _ = made
