@@ -59,7 +59,22 @@ def test_what_a_unit_says_fits_the_settings(unit: Path) -> None:
     assert int(found["TimeoutStopSec"]) >= drain_s + SLACK_S
     if role in ("", "api"):
         assert int(found["LimitNOFILE"]) == ApiSettings().max_connections + RESERVED_FILES
-    assert (found["NoNewPrivileges"], found["ProtectSystem"], found["User"]) == ("yes", "strict", "penstock")
+    assert (found["NoNewPrivileges"], found["ProtectSystem"]) == ("yes", "strict")
+
+
+def test_a_worker_is_no_user_of_another_role() -> None:
+    """A user reads the variables of its processes, and so their logins. API and offline processes share files that
+    only their owner may read; the page makes each user."""
+    users: dict[str, set[str]] = {}
+    for unit in UNITS:
+        users.setdefault(service(unit)["User"], set()).add(role_of(unit))
+    assert users == {
+        "penstock": {"", "api", "offline"},
+        "penstock-scheduler": {"scheduler"},
+        "penstock-worker": {"workers"},
+    }
+    (made,) = re.findall(r"^# for user in ([^;]+); do useradd", (ROOT / "docs/production.md").read_text(), re.MULTILINE)
+    assert set(made.split()) == set(users)
 
 
 @pytest.fixture
