@@ -24,7 +24,9 @@ from streaming.fleet.processes import Fleet
 FRONT, BACK = "penstock-hosts-front", "penstock-hosts-back"
 SUBNETS = {FRONT: "10.123.40.", BACK: "10.123.41."}
 TABLE = ("inet", "penstock_hosts")
-CHAIN = (*TABLE, "forward")
+CHAIN, FENCE, DOOR = (*TABLE, "forward"), (*TABLE, "fence"), (*TABLE, "door")
+HOSTS = f"{SUBNETS[FRONT]}0/23"
+"""Both subnets."""
 REDIS, SENTINEL = 6379, 26379
 TAG = os.environ.get("PENSTOCK_TEST_TAG", "0.1.0")
 """Of the images of the roles."""
@@ -57,19 +59,37 @@ async def run(*words: str) -> str:
 
 @asynccontextmanager
 async def networks() -> AsyncIterator[None]:
-    """The two networks, and a table of packets that cuts the way between them."""
-    for name, subnet in SUBNETS.items():
-        with suppress(Failed):  # of a run that was killed
-            await run(*PODMAN, "network", "rm", "--force", name)
-        await run(*PODMAN, "network", "create", "--subnet", f"{subnet}0/24", name)
-    await run("nft", "add", "table", *TABLE)
+    """The two networks, and a table of packets that cuts the way between them on demand, and that to anything else
+    always. The stores ask for no password: of this machine's users only root, who runs this, reaches a host."""
+    await _remove()  # of a run that was killed, its drops too
     try:
-        await run("nft", "add", "chain", *CHAIN, "{ type filter hook forward priority -10; }")
+        for name, subnet in SUBNETS.items():
+            await run(*PODMAN, "network", "create", "--subnet", f"{subnet}0/24", name)
+        await run("nft", "add", "table", *TABLE)
+        for chain in (CHAIN, FENCE):
+            await run("nft", "add", "chain", *chain, "{ type filter hook forward priority -10; }")
+        await run("nft", "add", "rule", *FENCE, "ip", "saddr", HOSTS, "ip", "daddr", "!=", HOSTS, "drop")
+        await run("nft", "add", "rule", *FENCE, "ip", "daddr", HOSTS, "ip", "saddr", "!=", HOSTS, "drop")
+        await run("nft", "add", "chain", *DOOR, "{ type filter hook output priority 0; }")
+        await run("nft", "add", "rule", *DOOR, "ip", "daddr", HOSTS, "meta", "skuid", "!=", "0", "drop")
         yield
     finally:
-        await run("nft", "delete", "table", *TABLE)
-        for name in SUBNETS:
-            await run(*PODMAN, "network", "rm", "--force", name)
+        if problems := await _remove():
+            raise problems[0]
+
+
+async def _remove() -> list[Failed]:
+    """Each thing by itself, whatever becomes of the others."""
+    problems = []
+    for words in (
+        ("nft", "delete", "table", *TABLE),
+        *((*PODMAN, "network", "rm", "--force", name) for name in SUBNETS),
+    ):
+        try:
+            await run(*words)
+        except Failed as error:
+            problems.append(error)
+    return problems
 
 
 async def part(*addresses: str) -> None:
@@ -156,7 +176,12 @@ class StoreHost(RedisServer):
         self.child = self._host(f"redis-server {server} & exec redis-server {sentinel} --sentinel")
 
     def _host(self, script: str) -> Host:
-        options = ("--user", "0:0", "--volume", f"{self.folder}:{self.folder}", "--entrypoint", "sh")
+        options = (
+            "--volume",
+            f"{self.folder}:{self.folder}:U",
+            "--entrypoint",
+            "sh",
+        )  # U: it belongs to the image's user
         return Host(
             self.folder.name,
             self.folder.parent,
