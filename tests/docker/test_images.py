@@ -166,3 +166,35 @@ def test_the_engine_that_answers_is_taken(tmp_path: Path, answers: str, chosen: 
         ["sh", DOCKER / "engine", "build", "."], env=environ, capture_output=True, text=True, check=True
     )
     assert ran.stdout.strip() == f"{chosen} build ."
+
+
+ENGINE_STUB = """#!/bin/sh
+case $1 in
+    --version) echo podman version 4.3 ;;
+    import) tar -t >> "$LOG" ;;
+    build) echo "$*" >> "$LOG" ;;
+esac
+"""
+BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
+
+
+@pytest.mark.skipif(
+    not (Path("/etc/os-release").exists() and Path(BUNDLE).exists()), reason="needs a Linux like Debian"
+)
+def test_the_authorities_of_this_machine_stay_in_no_image(tmp_path: Path) -> None:
+    """With programs that only write down what they are asked: every build reads them, and the base has none."""
+    log = tmp_path / "log"
+    made = 'for root in "$@"; do if [ -d "$root" ]; then mkdir -p "$root/etc/ssl/certs"; fi; done'
+    for name, text in {"docker": "exit 1", "podman": ENGINE_STUB, "debootstrap": made}.items():
+        (tmp_path / name).write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    outside = {name: value for name, value in os.environ.items() if not name.endswith("_IMAGE")}
+    environ = outside | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "LOG": str(log)}
+    subprocess.run(["sh", DOCKER / "stand-ins", tmp_path], env=environ, check=True, capture_output=True)
+    pairs = [line.partition("=") for line in (tmp_path / ".env").read_text().splitlines()]
+    environ |= {name: value for name, _, value in pairs}
+    subprocess.run(["sh", DOCKER / "build-images"], env=environ, check=True, capture_output=True)
+    lines = log.read_text().splitlines()
+    builds = [line for line in lines if line.startswith("build")]
+    assert len(builds) > len(IMAGES) and all(f"--volume {BUNDLE}:{BUNDLE}:ro" in line for line in builds)
+    assert "./etc/ssl/certs/" in lines and f".{BUNDLE}" not in lines
