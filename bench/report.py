@@ -182,6 +182,17 @@ def commit(checkout: Path = FILE.parents[1]) -> str:
     return ran.stdout.strip() if ran and not ran.returncode else ""
 
 
+REVISION = "org.opencontainers.image.revision"
+"""Label of an image: the commit of the tree that docker/build-images built it of."""
+
+
+def of_another_tree(revisions: Mapping[str, str]) -> str:
+    """Why images, each with the commit of its label, say nothing of this tree; "" if they are of its commit."""
+    here = commit()
+    other = [f"{name} is of {its or 'no commit'}" for name, its in revisions.items() if not here or its != here]
+    return f"make images first: {', '.join(other)}, this tree {here or 'has none'}" if other else ""
+
+
 class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """When and on what: nothing of a machine but its size."""
 

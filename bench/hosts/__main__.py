@@ -17,7 +17,7 @@ from rich.console import Console
 from bench import report
 from bench.chaos.report import as_document, merged, small, what_failed
 from bench.chaos.stage import FaultRow, RowOutcome, play_all
-from bench.hosts.containers import CONFINED, PODMAN, STORE_IMAGE, Failed, networks, run
+from bench.hosts.containers import CONFINED, PODMAN, STORE_IMAGE, TAG, Failed, networks, run
 from bench.hosts.rows import ROWS
 from bench.program import BenchProgram, Option, ProgramRun, check_names
 
@@ -51,6 +51,11 @@ async def _play(
     rows: Sequence[FaultRow], folder: Path, run_: ProgramRun
 ) -> tuple[list[RowOutcome], float, dict[str, str]]:
     """One row after the other: all use the same addresses."""
+    label = f'{{{{index .Config.Labels "{report.REVISION}"}}}}'
+    images = [f"localhost/penstock-{role}:{TAG}" for role in ("api", "worker", "scheduler", "offline")]
+    built = [await run(*PODMAN, "image", "inspect", "--format", label, image) for image in images]
+    if other := report.of_another_tree(dict(zip(images, built, strict=True))):
+        raise Failed(other)
     versions = {
         "podman": (await run(*PODMAN, "--version")).split()[-1],
         "store": (await run(*PODMAN, "run", "--rm", *CONFINED, STORE_IMAGE, "redis-server", "--version")).partition(

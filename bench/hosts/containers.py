@@ -136,13 +136,14 @@ class Host(ManagedProcess):
         await super().start()
 
     async def vanish(self) -> None:
-        """Off the network, then dead, until `back`."""
+        """Off the network, then dead, until `back`. This end is none that the process made by itself."""
         lives = len(self.exits)
         self.patient.clear()
         pid = await run(*PODMAN, "inspect", "--format", "{{.State.Pid}}", self.container)
         await run("nsenter", "--target", pid, "--net", "ip", "link", "set", "eth0", "down")
         await run(*PODMAN, "kill", "--signal", str(int(signal.SIGKILL)), self.container)
         await self.exited(lives + 1)
+        del self.exits[lives]
 
     async def back(self) -> None:
         """The same disk, the same address, processes that begin anew."""

@@ -46,21 +46,20 @@ class Stack:
             assert text.count(before) == 1, before
             text = text.replace(before, after)
         (self.compose / "compose.yaml").write_text(text)
-        self.key = self._run("sh", str(self.docker / "new-key"), str(self.compose)).strip()
+        self._run("sh", str(self.docker / "new-key"), str(self.compose))
         own = self.compose / "secrets" / "api.toml"
         own.write_text(own.read_text().replace("[keys.first]", "[keys.printed]") + configuration())
 
     def _run(self, *words: str, **environ: str) -> str:
         """What a command prints; podman-compose may lie beside Python. Raises StackError."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        done = subprocess.run(
-            words,
-            env={**os.environ, "PATH": path, **environ},
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-        )
+        environ = {**os.environ, "PATH": path, **environ}
+        try:
+            done = subprocess.run(
+                words, env=environ, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise StackError(f"{' '.join(words[1:4])}: not over within {COMMAND_TIMEOUT_S} s") from error
         if done.returncode:
             raise StackError(f"{' '.join(words[1:4])}: {done.stderr.strip()[-400:]}")
         return done.stdout

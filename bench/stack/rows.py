@@ -7,31 +7,51 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bench.chaos.asks import Ask
+from bench.chaos.asks import ANY, NOTHING, Ask, Budget
 from bench.chaos.checker import check
 from bench.chaos.clients import Clients
-from bench.chaos.history import ClientHistory, stalls_ms
+from bench.chaos.history import ClientHistory, Event, of_kind, stalls_ms
 from bench.http import fetch
+from bench.report import REVISION, of_another_tree
 from bench.stack.deployment import MODEL, PROJECT, ROLES, UNANSWERED, Stack, StackError
 
 STREAMS = 16
 TOKENS = 800
+DRAIN_TOKENS = 3200
+"""With the simulated engine's steps, longer than [api] and [worker] drain_s: the rest is handed over."""
 SETTLE_TIMEOUT_S = 60.0
 MAX_MEGABYTES = {"penstock-api": 180, "penstock-worker": 250}
 """Of images, beyond their base."""
-ERRORS = (StackError, KeyError, ValueError, TimeoutError, *UNANSWERED)
+ERRORS = (StackError, LookupError, TypeError, ValueError, TimeoutError, *UNANSWERED)
+IMAGES = ("penstock-api", "penstock-scheduler", "penstock-offline", "penstock-worker", "penstock-worker-smollm2")
+KEPT = 5
+"""A job, a batch with its two files, and a key."""
+AWAY = Budget(refused=ANY, broken=ANY, codes=("store_unavailable", "draining"), why="it is what clients wait for")
+BUDGETS = {"api": AWAY, "redis": AWAY}
+"""Whoever reads during another fault notices nothing but a pause."""
+MAX_STALL_S = {"api": 11.0, "redis": 4.0, "worker": 10.0}
+"""About twice what was measured; a second for every other container."""
+PROBES = {role: ("penstock", "probe", role) for role in ROLES}
+PROBES["redis"] = ("sh", "-c", "redis-cli --user probe --pass none --no-auth-warning ping | grep PONG")
+
+
+class NotTried(Exception):
+    """What the row needs is not there."""
+
+
 Row: TypeAlias = "tuple[str, Callable[[Stack], str]]"
 
 
 def rows(stack: Stack, folder: Path) -> Iterator[Row]:
-    """Every row by its title; the first one starts the stack."""
+    """Every row by its title; the second one starts the stack."""
     kept = KeptThings()
+    yield "images are of this commit", built
     yield "every role is ready", ready
     yield "a chat is streamed", streamed
     yield "a job is done", kept.job
@@ -68,6 +88,13 @@ def eventually(condition: Callable[[], str], what: str) -> str:
 # --- in use -----------------------------------------------------------------------------------------------------------
 
 
+def built(stack: Stack) -> str:
+    labels = {name: stack.inspected(stack.image(name))[0]["Config"]["Labels"] or {} for name in IMAGES}
+    if other := of_another_tree({name: label.get(REVISION, "") for name, label in labels.items()}):
+        raise StackError(other)
+    return f"{len(labels)} images"
+
+
 def ready(stack: Stack) -> str:
     return f"{stack.up():.0f} s"
 
@@ -79,9 +106,9 @@ def streamed(stack: Stack) -> str:
     parts = [choice["delta"].get("content") or "" for line in lines for choice in json.loads(line)["choices"]]
     _, job = stack.ask("GET", f"/v1/jobs/{headers['x-job-id']}?wait=10")
     text = json.loads(job)["result"]["choices"][0]["message"]["content"]
-    if done != "[DONE]" or not text or "".join(parts) != text:
-        raise StackError(f"streamed {''.join(parts)!r}, stored {text!r}, ended {done!r}")
-    return f"{sum(map(bool, parts))} parts"
+    if done != "[DONE]" or "".join(parts) != text or (count := sum(map(bool, parts))) < 2:
+        raise StackError(f"streamed {parts!r}, stored {text!r}, ended {done!r}")
+    return f"{count} parts"
 
 
 class KeptThings:
@@ -95,8 +122,9 @@ class KeptThings:
         _, answer = stack.ask("POST", "/v1/jobs", chat("Name a lake.", max_tokens=8))
         path = f"/v1/jobs/{json.loads(answer)['id']}"
         _, view = stack.ask("GET", f"{path}?wait=60")
-        if (status := json.loads(view)["status"]) != "completed":
-            raise StackError(f"the job is {status}")
+        job = json.loads(view)
+        if job["status"] != "completed" or not job["result"]["choices"][0]["message"]["content"]:
+            raise StackError(f"the job is {job['status']}: {job['result']}")
         self._paths.append(path)
         return f"{time.monotonic() - began:.1f} s"
 
@@ -110,12 +138,17 @@ class KeptThings:
         self._paths += [f"/v1/files/{batch[name]}/content" for name in ("input_file_id", "output_file_id")]
         if batch["request_counts"] != {"total": 8, "completed": 8, "failed": 0}:
             raise StackError(f"lines: {batch['request_counts']}")
-        return f"{len(target.read_text().splitlines())} lines"
+        answers = [json.loads(line)["response"]["body"] for line in target.read_text().splitlines()]
+        if len(answers) != 8 or not all(each["choices"][0]["message"]["content"] for each in answers):
+            raise StackError(f"{len(answers)} lines, or one without a text")
+        return f"{len(answers)} lines"
 
     def restart(self, stack: Stack) -> str:
         """Every container is removed and made again. From then on the engine is the simulated one."""
         _, key = stack.ask("POST", "/admin/keys", {"tenant": "third"})
         self._paths.append(f"/admin/keys/{json.loads(key)['id']}")
+        if len(self._paths) != KEPT:
+            raise StackError(f"there are {len(self._paths)} of {KEPT} things to keep")
         before = [stack.ask("GET", path) for path in self._paths]
         stack.down()
         stack.up()
@@ -142,14 +175,18 @@ def scraped(stack: Stack) -> str:
     return eventually(up, "Prometheus does not see all of them up")
 
 
+TRACED = {"api", "worker", "offline"}
+"""The scheduler has no requests, and so no spans."""
+
+
 def traced(stack: Stack) -> str:
     """By what the stand-in for the collector prints."""
 
     def arrived() -> str:
         exports = Counter(re.findall(r"spans of penstock-(\w+)", stack.log("collector")))
-        return ", ".join(f"{exports[role]} x {role}" for role in exports) if {*exports} >= {"api", "worker"} else ""
+        return ", ".join(f"{exports[role]} x {role}" for role in exports) if {*exports} >= TRACED else ""
 
-    return eventually(arrived, "no spans of both API and worker in the collector's log")
+    return eventually(arrived, f"not all of {sorted(TRACED)} have spans in the collector's log")
 
 
 # --- disturbed --------------------------------------------------------------------------------------------------------
@@ -169,8 +206,9 @@ class Disturbance:
             stack.engine("kill", name)
             time.sleep(1)
             stack.engine("start", name)
+            eventually(partial(self._serves, stack, name), f"{self._service} does not come back")
 
-        return self._under_streams(stack, f"kill {self._service}", inject)
+        return self._under_streams(stack, f"kill {self._service}", inject, TOKENS)
 
     def stop(self, stack: Stack) -> str:
         """As compose does: it must end by itself within its grace period, else its exit code is that of a kill."""
@@ -181,26 +219,32 @@ class Disturbance:
             if code := stack.inspected(name)[0]["State"]["ExitCode"]:
                 raise StackError(f"exit code {code} after {time.monotonic() - began:.0f} s")
             stack.engine("start", name)
+            eventually(partial(self._serves, stack, name), f"{self._service} does not come back")
 
-        return self._under_streams(stack, f"stop {self._service}", inject)
+        return self._under_streams(stack, f"stop {self._service}", inject, DRAIN_TOKENS)
 
-    def _under_streams(self, stack: Stack, what: str, inject: Callable[[], None]) -> str:
+    def _serves(self, stack: Stack, name: str) -> str:
+        """By its probe; a container without one runs."""
+        with suppress(StackError):
+            if probe := PROBES.get(self._service):
+                return stack.engine("exec", name, *probe) or "it does"
+            return "it does" if stack.inspected(name)[0]["State"]["Running"] else ""
+        return ""
+
+    def _under_streams(self, stack: Stack, what: str, inject: Callable[[], None], tokens: int) -> str:
         history = ClientHistory(self._folder / f"{what}.jsonl")
         try:
-            took, unfinished = asyncio.run(self._play(stack, history, what, inject))
+            took, unfinished = asyncio.run(self._play(stack, history, what, inject, tokens))
         finally:
             history.close()
-        if wrong := check(history.events):
-            raise StackError(f"{len(wrong)} violations: {wrong[0]}")
-        stall = max(stalls_ms(history.events), default=0) / 1000
-        return f"back {took:.0f} s, open {unfinished}, stall {stall:.1f} s"
+        return judged(history.events, self._service, took, unfinished)
 
     async def _play(
-        self, stack: Stack, history: ClientHistory, what: str, inject: Callable[[], None]
+        self, stack: Stack, history: ClientHistory, what: str, inject: Callable[[], None], tokens: int
     ) -> tuple[float, int]:
         """How long the fault took, and how many streams it met to its end."""
         clients = Clients(history, [stack.port])
-        asks = [Ask(f"{what} {n}", TOKENS, chat=n % 2 == 0, key=f"{what} {n}", model=MODEL) for n in range(STREAMS)]
+        asks = [Ask(f"{what} {n}", tokens, chat=n % 2 == 0, key=f"{what} {n}", model=MODEL) for n in range(STREAMS)]
         views = [clients.tell(ask) for ask in asks]
         running = [asyncio.create_task(clients.run(view)) for view in views]
         async with asyncio.timeout(SETTLE_TIMEOUT_S):
@@ -214,16 +258,33 @@ class Disturbance:
         return took, unfinished
 
 
+def judged(events: Sequence[Event], service: str, took: float, unfinished: int) -> str:
+    """The figure of a disturbance: every stream was open before it and whole after it, and some outlasted it."""
+    stalls = [stall / 1000 for stall in stalls_ms(events)]
+    whole = sum(event["state"] == "completed" for event in of_kind(events, "end"))
+    figure = f"back {took:.0f} s, open {unfinished}, stall {max(stalls, default=0.0):.1f} s"
+    if wrong := check(events, budget=BUDGETS.get(service, NOTHING)):
+        raise StackError(f"{len(wrong)} violations: {wrong[0]}")
+    if not unfinished or len(stalls) != STREAMS or whole != STREAMS:
+        raise StackError(f"{figure}; {len(stalls)} streams across it and {whole} whole, of {STREAMS}")
+    if max(stalls) > (allowed := MAX_STALL_S.get(service, 1.0)):
+        raise StackError(f"{figure}, allowed: {allowed:g} s")
+    return figure
+
+
 # --- containers and images --------------------------------------------------------------------------------------------
 
 
 def hidden(stack: Stack) -> str:
-    """Neither passwords nor keys, in containers and in the images of ours."""
-    secrets = {stack.key, (stack.compose / "secrets" / "grafana.password").read_text().strip()}
+    """The passwords that containers are given: each role's, and Grafana's."""
+    secrets, names = set(), stack.containers()
     for role in ROLES:
-        secrets |= set(re.findall(r"redis://\w+:(\w+)@", (stack.compose / "secrets" / f"{role}.toml").read_text()))
-    containers = stack.inspected(*stack.containers().values())
-    told = json.dumps([containers, stack.inspected(*{each["Image"] for each in containers})])
+        (found,) = re.findall(r"rediss?://\w+:([^@]+)@", (stack.compose / "secrets" / f"{role}.toml").read_text())
+        secrets.add(found)
+    if "grafana" in names:
+        secrets.add((stack.compose / "secrets" / "grafana.password").read_text().strip())
+    containers = stack.inspected(*names.values())
+    told = json.dumps(containers)
     if shown := [secret for secret in secrets if secret in told]:
         raise StackError(f"{len(shown)} of {len(secrets)} are shown")
     return f"{len(secrets)} in {len(containers)} containers"
@@ -254,7 +315,7 @@ def sized(image: str, stack: Stack) -> str:
 def tensorrt_llm(stack: Stack) -> str:
     """Beside the worker that is there, with the simulated engine and a collector to send spans to."""
     if not (image := stack.image("penstock-worker-tensorrt-llm")):
-        return "not built"
+        raise NotTried("not built")
     (worker,) = stack.inspected(stack.containers()["worker"])
     binds = [each for each in worker["Mounts"] if each["Type"] == "bind"]
     volumes = [f"--volume={each['Source']}:{each['Destination']}:ro" for each in binds]
