@@ -1,8 +1,9 @@
 """`python -m bench.document`: writes the tables of the docs from bench/results and the source, between their marks.
 
 A page says `<!-- cost: gateway-rivals -->` for the short table of the README, `<!-- entrypoints: chats -->` for
-requests that other servers answer otherwise, `<!-- metrics: requests -->` for a table of docs/metrics.md, and
-`<!-- rows: stack -->` for all rows of a result. Behind stands `<!-- end -->`. What is between is never typed.
+requests that other servers answer otherwise, `<!-- metrics: requests -->` for a table of docs/metrics.md,
+`<!-- rows: stack -->` for all rows of a result, and `<!-- faults: hosts -->` for the silence in each fault. Behind
+stands `<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import argparse
 import re
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from bench import report
+from bench.hosts.rows import ROWS
 from telemetry.catalogue import GROUPS, LABELS, MetricSpec
 
 PAGES = (Path("README.md"), Path("docs/clients.md"), Path("docs/deployment.md"), Path("docs/metrics.md"))
-KINDS = "cost|entrypoints|metrics|rows"
+KINDS = "cost|entrypoints|faults|metrics|rows"
 MARKED = re.compile(rf"(<!-- ({KINDS}): ([A-Za-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 RIVALS = {
@@ -39,6 +44,8 @@ def filled(page: str, results: Path) -> str:
             text = entrypoints(found[3])
         elif found[2] == "cost":
             text = _cost(report.load(results / f"{found[3]}.json"))
+        elif found[2] == "faults":
+            text = _faults(msgspec.json.decode((results / f"{found[3]}.json").read_bytes()))
         elif found[2] == "rows":
             text = _rows(report.load(results / f"{found[3]}.json"))
         else:
@@ -107,18 +114,33 @@ def _cost(found: report.Report) -> str:
     figures = (("CPU per token, us", "cpu_us_per_token", 1), ("time to first token, p50, ms", "ttft_p50_ms", 0))
     body = [(words, *(report.cell(rows[name][key], digits) for name in systems)) for words, key, digits in figures]
     table = _table((f"{top} streams", *(RIVALS[name] for name in systems)), *body, numbers=True)
-    return f"{table}\n\n{_measured(found)}"
+    return f"{table}\n\n{_measured(found.date, found.commit)}"
 
 
 def _rows(found: report.Report) -> str:
     """Every row, all columns."""
     rows = [tuple(str(each) for each in row.values()) for row in found.rows]
-    return f"{_table(tuple(found.rows[0]), *rows)}\n\n{_measured(found)}"
+    return f"{_table(tuple(found.rows[0]), *rows)}\n\n{_measured(found.date, found.commit)}"
 
 
-def _measured(found: report.Report) -> str:
-    tree = f"commit {found.commit}" if found.commit else "its file names no commit"
-    return f"Measured on {found.date}; {tree}."
+def _faults(found: Mapping[str, Any]) -> str:
+    """How long readers heard nothing in each fault between hosts."""
+    injected = {row.id: row.inject for row in ROWS}
+    body = [
+        (
+            f"{fault['title']}: {injected[fault['id']]}",
+            f"{fault['stall_p50_ms'] / 1000:.1f} / {fault['stall_p99_ms'] / 1000:.1f} s"
+            if "stall_p50_ms" in fault
+            else "not measured",
+            "pass" if fault["passed"] else "FAIL",
+        )
+        for fault in found["faults"]
+    ]
+    return f"{_table(('fault', 'silence, p50 / p99', 'verdict'), *body)}\n\n{_measured(found['date'], found['commit'])}"
+
+
+def _measured(date: str, commit: str) -> str:
+    return f"Measured on {date}; {f'commit {commit}' if commit else 'its file names no commit'}."
 
 
 def main(argv: Sequence[str] | None = None) -> int:

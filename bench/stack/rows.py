@@ -206,7 +206,7 @@ class Disturbance:
             stack.engine("kill", name)
             time.sleep(1)
             stack.engine("start", name)
-            eventually(partial(self._serves, stack, name), f"{self._service} does not come back")
+            await_service(stack, self._service, name)
 
         return self._under_streams(stack, f"kill {self._service}", inject, TOKENS)
 
@@ -219,17 +219,9 @@ class Disturbance:
             if code := stack.inspected(name)[0]["State"]["ExitCode"]:
                 raise StackError(f"exit code {code} after {time.monotonic() - began:.0f} s")
             stack.engine("start", name)
-            eventually(partial(self._serves, stack, name), f"{self._service} does not come back")
+            await_service(stack, self._service, name)
 
         return self._under_streams(stack, f"stop {self._service}", inject, DRAIN_TOKENS)
-
-    def _serves(self, stack: Stack, name: str) -> str:
-        """By its probe; a container without one runs."""
-        with suppress(StackError):
-            if probe := PROBES.get(self._service):
-                return stack.engine("exec", name, *probe) or "it does"
-            return "it does" if stack.inspected(name)[0]["State"]["Running"] else ""
-        return ""
 
     def _under_streams(self, stack: Stack, what: str, inject: Callable[[], None], tokens: int) -> str:
         history = ClientHistory(self._folder / f"{what}.jsonl")
@@ -256,6 +248,19 @@ class Disturbance:
         await asyncio.gather(*running)
         await asyncio.gather(*(clients.read_finally(view.job) for view in views if view.job))
         return took, unfinished
+
+
+def await_service(stack: Stack, service: str, name: str) -> None:
+    """Until its probe says that it serves; a container without one must run. Raises TimeoutError."""
+
+    def serves() -> str:
+        with suppress(StackError):
+            if probe := PROBES.get(service):
+                return stack.engine("exec", name, *probe) or "it does"
+            return "it does" if stack.inspected(name)[0]["State"]["Running"] else ""
+        return ""
+
+    eventually(serves, f"{service} does not come back")
 
 
 def judged(events: Sequence[Event], service: str, took: float, unfinished: int) -> str:
