@@ -126,17 +126,12 @@ def _rows(found: report.Report) -> str:
 def _faults(found: Mapping[str, Any]) -> str:
     """How long readers heard nothing in each fault between hosts."""
     injected = {row.id: row.inject for row in ROWS}
-    body = [
-        (
-            f"{fault['title']}: {injected[fault['id']]}",
-            f"{fault['stall_p50_ms'] / 1000:.1f} / {fault['stall_p99_ms'] / 1000:.1f} s"
-            if "stall_p50_ms" in fault
-            else "not measured",
-            "pass" if fault["passed"] else "FAIL",
-        )
-        for fault in found["faults"]
-    ]
-    return f"{_table(('fault', 'silence, p50 / p99', 'verdict'), *body)}\n\n{_measured(found['date'], found['commit'])}"
+    body = []
+    for fault in found["faults"]:
+        figures = (f"{fault[name] / 1000:.1f}" for name in ("stall_p50_ms", "stall_p99_ms") if name in fault)
+        silence = " / ".join(figures) or "not measured"
+        body.append((f"{fault['title']}: {injected[fault['id']]}", f"{'' if fault['passed'] else 'FAIL; '}{silence}"))
+    return f"{_table(('fault', 'silence, p50 / p99, s'), *body)}\n\n{_measured(found['date'], found['commit'])}"
 
 
 def _measured(date: str, commit: str) -> str:

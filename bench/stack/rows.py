@@ -60,9 +60,9 @@ def rows(stack: Stack, folder: Path) -> Iterator[Row]:
     yield "traces reach the collector", traced
     yield "a restart of all keeps", kept.restart
     for service in stack.containers():
-        yield f"kill {service}: streams whole", Disturbance(folder, service).kill
+        yield f"kill {service}", Disturbance(folder, service).kill
     for service in ("worker", "api"):
-        yield f"stop {service}: streams whole", Disturbance(folder, service).stop
+        yield f"stop {service}", Disturbance(folder, service).stop
     yield "no secret in inspect", hidden
     yield "nothing written outside volumes", unwritten
     for image in MAX_MEGABYTES:

@@ -12,6 +12,7 @@ import pytest
 from docker_files import DOCKER, PROJECT, ROOT, SECTIONS, Stage, images, is_pinned, settings_only, stages, versions
 from house import House, eventually
 
+from bench.report import REVISION, commit
 from penstock.config import load
 from workers.engines.llamacpp.weights import SMOLLM2
 
@@ -198,3 +199,15 @@ def test_the_authorities_of_this_machine_stay_in_no_image(tmp_path: Path) -> Non
     builds = [line for line in lines if line.startswith("build")]
     assert len(builds) > len(IMAGES) and all(f"--volume {BUNDLE}:{BUNDLE}:ro" in line for line in builds)
     assert "./etc/ssl/certs/" in lines and f".{BUNDLE}" not in lines
+
+
+def test_every_image_names_the_commit_that_it_was_built_of(tmp_path: Path) -> None:
+    """By it the programs that try images refuse those of another tree."""
+    command = tmp_path / "docker"
+    command.write_text(f'#!/bin/sh\n[ "$1" = build ] && echo "$*" >> {tmp_path}/built\n[ "$1" != image ]\n')
+    command.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    bases = {"PYTHON_IMAGE": "python:1", "TENSORRT_LLM_IMAGE": "trtllm:1"}
+    subprocess.run(["sh", DOCKER / "build-images"], env=environ | bases, check=True)
+    built = (tmp_path / "built").read_text().splitlines()
+    assert len(built) == 6 and all(f"--label {REVISION}={commit()} " in line for line in built)
