@@ -187,9 +187,11 @@ REVISION = "org.opencontainers.image.revision"
 
 
 def of_another_tree(revisions: Mapping[str, str]) -> str:
-    """Why images, each with the commit of its label, say nothing of this tree; "" if they are of its commit."""
+    """Why images, each with the commit of its label, say nothing of this tree; "" if they are of its commit. Figures
+    that a run has just written make a tree differ from it too."""
     here = commit()
-    other = [f"{name} is of {its or 'no commit'}" for name, its in revisions.items() if not here or its != here]
+    same = {here, here.removesuffix("-dirty")} - {""}
+    other = [f"{name} is of {its or 'no commit'}" for name, its in revisions.items() if its not in same]
     return f"make images first: {', '.join(other)}, this tree {here or 'has none'}" if other else ""
 
 
