@@ -6,9 +6,8 @@ import asyncio
 import http.client
 import json
 import socket
-from itertools import combinations
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -288,9 +287,10 @@ def test_two_hundred_clients_that_leave_are_no_errors(lone_house: House, path: s
         eventually(lambda: open_files() <= files)
         assert house.post("/v1/chat/completions", CHAT)[0] == 200
         memory.append(memory_kib())
-    settled = enumerate(memory[2:])  # the allocator and the threads that write to disk keep some of it at first
-    growths = [(later - one) / (at - start) for (start, one), (at, later) in combinations(settled, 2)]
-    assert median(growths) < 2 * 1024, f"the memory goes on growing: {memory}"
+    settled = memory[2:]  # the allocator and the threads that write to disk keep some of it at first
+    growths = sorted(later - one for one, later in pairwise(settled))
+    growths.pop()  # on a loaded machine, once more bodies come at once than before: the allocator keeps their memory
+    assert sum(growths) / len(growths) < 2 * 1024, f"the memory goes on growing: {memory}"
     said = house.log("api")
     assert "ERROR" not in said and "Traceback" not in said and '"level":"error"' not in said.replace(" ", "").lower()
     metrics = house.get("/metrics")[1].decode()
