@@ -28,7 +28,7 @@ CHAIN, FENCE, DOOR = (*TABLE, "forward"), (*TABLE, "fence"), (*TABLE, "door")
 HOSTS = f"{SUBNETS[FRONT]}0/23"
 """Both subnets."""
 REDIS, SENTINEL = 6379, 26379
-TAG = os.environ.get("PENSTOCK_TEST_TAG", "0.1.0")
+TAG = "0.1.0"
 """Of the images of the roles."""
 PODMAN = [
     "podman",

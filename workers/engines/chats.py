@@ -309,8 +309,6 @@ class AnswerText:
 
     def rest(self, *, whole: bool) -> Piece:
         """What was held back, once the generation ended. `whole`: nothing cut the answer."""
-        if self._gate.hit:
-            return self._gate.flush(self._id)
         rest = Piece(self._id) if self._reasoning is None else self._reasoning.flush(self._id)
         if self._writer is not None:
             rest = replace(rest, text=self._called(self._writer, rest.text) + self._writer.end(whole=whole))
