@@ -37,6 +37,7 @@ from penstock.loops import supervise
 from penstock.process import Launch, StartError, argument_parser, collect_rarely, listen, run_process
 from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events import EventSettings, EventSubscriptions, WebhookSettings
+from streaming.fleet.aliases import AliasSettings, aliases_of
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import ModelSettings, limits_of, served_models
@@ -59,6 +60,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "telemetry": TelemetrySettings,
     "records": RecordSettings,
     "models": ModelSettings,
+    "aliases": AliasSettings,
     "keys": KeySettings,
     "oidc": OidcSettings,
     "webhooks": WebhookSettings,
@@ -105,10 +107,12 @@ def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str)
     tenants, moderation = config.table("tenants", TenantSettings), config.section("moderation", ModerationSettings)
     models = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
     moderation.check(models)
+    settings = config.section("api", ApiSettings)
     return Services(
-        settings=config.section("api", ApiSettings),
+        settings=settings,
         store_client=RedisClient.open(config.section("redis", RedisSettings)),
         models=models,
+        aliases=aliases_of(config.table("aliases", AliasSettings), tenants, settings.default_model, models),
         keyring=keyring,
         metrics=telemetry.metrics,
         tracing=telemetry.trace(),

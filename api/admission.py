@@ -219,18 +219,25 @@ def _plain(body: bytes) -> tuple[_Options, Sequence[_Message]] | None:
 
 def read_request(services: Services, state: dict[str, Any], kind: Kind, body: bytes) -> Request:
     """Validate a body, and note its model in the `state` of its scope. Raises ApiError (400, 404)."""
-    asked = parse(kind, body)
+    asked = parse(kind, body, services.aliases.default)
     check_choices(asked, services.settings.max_choices_per_request)
-    check_model(state["caller"], asked.model)
-    services.model(asked.model)
-    state["model"] = asked.model
-    return asked
+    state["model"] = model = model_of(services, state["caller"], asked.model)
+    return asked.naming(model)
 
 
-def check_model(caller: Caller, model: str) -> None:
-    """Raise ApiError (403) if the caller's key is not for this model."""
-    if caller.models and model not in caller.models:
-        raise errors.outside_of_key("models", model)
+def model_of(services: Services, caller: Caller, name: str) -> str:
+    """Return the model that a caller means by a name. Raises ApiError (403: its key is not for it, 404)."""
+    found = services.meant(caller.tenant, name)
+    if not may_use(caller, name, *(found or ())):
+        raise errors.outside_of_key("models", name)
+    if found is None:
+        raise errors.model_not_found(name, [*services.models, *services.aliases.listed(caller.tenant)])
+    return found.model
+
+
+def may_use(caller: Caller, *names: str) -> bool:
+    """Whether the caller's key is for a model, by one of its names."""
+    return not caller.models or not set(names).isdisjoint(caller.models)
 
 
 def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) -> PreparedRequest:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.admission import admit, caller_of, check_model, header, services_of
+from api.admission import admit, caller_of, header, may_use, model_of, services_of
 from api.jobs import accepted_response, as_json
 from api.openai.schemas import Kind
 from api.services import Services
@@ -56,26 +56,27 @@ def prefers_async(prefer: str) -> bool:
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/models: list every configured model."""
-    services = services_of(request)
+    """GET /v1/models: list every configured model, then the aliases that the caller may use."""
+    services, caller = services_of(request), caller_of(request)
     await services.learn_cards()
-    allowed = caller_of(request).models or services.models
-    return as_json({"object": "list", "data": [_model(services, name) for name in services.models if name in allowed]})
+    named = {name: name for name in services.models} | services.aliases.listed(caller.tenant)
+    shown = [_model(services, name, model) for name, model in named.items() if may_use(caller, name, model)]
+    return as_json({"object": "list", "data": shown})
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/models/{model}: show one model; 404 if it is not configured."""
-    services = services_of(request)
-    name = request.path_params["model"]
-    check_model(caller_of(request), name)
-    services.model(name)
+    """GET /v1/models/{model}: show one model, or what an alias means; 404 if it is not configured."""
+    services, name = services_of(request), request.path_params["model"]
+    model = model_of(services, caller_of(request), name)
     await services.learn_cards()
-    return as_json(_model(services, name))
+    return as_json(_model(services, name, model))
 
 
-def _model(services: Services, name: str) -> dict[str, Any]:
-    """Render OpenAI's model object, with context length and capabilities once a worker has loaded the model."""
-    card = services.cards.get(name)
+def _model(services: Services, name: str, model: str) -> dict[str, Any]:
+    """Render OpenAI's model object, with context length and capabilities once a worker has loaded the model. `name`:
+    the model's own, or an alias."""
+    card = services.cards.get(model)
     known = {"context_length": card.context, "capabilities": msgspec.to_builtins(card.capabilities)} if card else {}
     created = card.created if card else 0
-    return {"id": name, "object": "model", "created": created, "owned_by": "penstock"} | known
+    shown = {"id": name, "object": "model", "created": created, "owned_by": "penstock"}
+    return shown | ({} if model == name else {"alias_of": model}) | known

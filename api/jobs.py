@@ -168,7 +168,7 @@ async def listing(request: Request) -> Response:
     """
     services, caller, query = services_of(request), caller_of(request), request.query_params
     limit = value_of(query, "limit") or 20
-    page = await services.summaries.recent(caller.tenant, cursor_of(query), limit, filter_of(query))
+    page = await services.summaries.recent(caller.tenant, cursor_of(query), limit, filter_of(request))
     data = [listed_job(record) | {"preview": record.preview or None} for record in page.jobs]
     return as_job_page(data, page.behind)
 
@@ -243,12 +243,14 @@ async def wait_for_end(request: Request, job_id: str, seconds: float) -> JobReco
     return await services.job_reader.outline(job_id)
 
 
-def filter_of(query: QueryParams) -> JobFilter:
+def filter_of(request: Request) -> JobFilter:
     """Parse the filters of a list of jobs. Raises ApiError (400)."""
+    query, model = request.query_params, request.query_params.get("model", "")
+    meant = services_of(request).meant(caller_of(request).tenant, model)
     state, lane = value_of(query, "status"), value_of(query, "lane")
     return JobFilter(
         state=JobState(state) if state else None,
-        model=query.get("model", ""),
+        model=model if meant is None else meant.model,
         lane=Priority(lane) if lane else None,
         since_ms=_moment_ms(query, "since"),
         until_ms=_moment_ms(query, "until"),

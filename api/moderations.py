@@ -15,7 +15,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admission import Admitted, accept, caller_of, check_model, prepare, read_body, services_of, withdraw
+from api.admission import Admitted, accept, caller_of, model_of, prepare, read_body, services_of, withdraw
 from api.jobs import as_json, ignored_header
 from api.openai import errors
 from api.openai.errors import ApiError
@@ -25,7 +25,7 @@ from api.openai.results import answer_in_slices
 from api.openai.schemas import ChatRequest
 from api.services import Services
 from api.settings import ModerationSettings
-from api.stream.reply import Watched
+from api.stream.reply import Watched, served_by_header
 from penstock.loops import at_once
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import CancelledBy
@@ -73,13 +73,16 @@ async def create(request: Request) -> Response:
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
     asked = validated(ModerationRequest, read_object(body))
     judge, model, texts = services.moderation, asked.model or RULES, asked.texts
-    if model not in (known := {RULES, judge.model} - {""}):
-        raise errors.model_not_found(model, known)
+    meant = None if model == RULES else services.meant(caller_of(request).tenant, model)
+    if model != RULES and (meant is None or meant.model != judge.model):
+        raise errors.model_not_found(model, {RULES, judge.model} - {""})
     found: list[dict[str, bool]] = [{} for _ in texts]
     if services.content is not None:
         found = await services.content.moderated(caller_of(request).tenant, texts, len(body))
+    headers = ignored_header(asked)
     if model != RULES:
-        judged = await _judged(services, request, texts)
+        judged = await _judged(services, request, model, texts)
+        model, headers = judge.model, headers | served_by_header([judge.model])
         found = [rules | {name: hit or rules.get(name, False) for name, hit in more.items()}
                  for rules, more in zip(found, judged, strict=True)]  # fmt: skip
     answer = {
@@ -87,7 +90,7 @@ async def create(request: Request) -> Response:
         "model": model,
         "results": [_result(each) for each in found],
     }
-    return as_json(answer, headers=ignored_header(asked))
+    return as_json(answer, headers=headers)
 
 
 def _result(found: dict[str, bool]) -> dict[str, Any]:
@@ -102,11 +105,12 @@ def _result(found: dict[str, bool]) -> dict[str, Any]:
 # --- the model's judgement --------------------------------------------------------------------------------------------
 
 
-async def _judged(services: Services, request: Request, texts: Sequence[str]) -> list[dict[str, bool]]:
+async def _judged(services: Services, request: Request, name: str, texts: Sequence[str]) -> list[dict[str, bool]]:
     """By text: what the model finds, of all its categories. All are put before the first verdict; one that a content
-    rule keeps from models has none. Raises ApiError, StreamingError, ClientDisconnect."""
+    rule keeps from models has none. `name`: the caller's for the model. Raises ApiError, StreamingError,
+    ClientDisconnect."""
     judge, caller, most = services.moderation, caller_of(request), services.settings.max_choices_per_request
-    check_model(caller, judge.model)
+    model_of(services, caller, name)
     what = f"may have at most {most} texts for {judge.model!r} ([api] max_choices_per_request). Send several requests"
     errors.refuse_if(len(texts) > most, "input", what)
     # The caller's Idempotency-Key would make one job of all texts.

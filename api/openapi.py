@@ -398,6 +398,7 @@ ANSWERS: dict[str, Schema] = {
     "ConversationItemList": page_of("ConversationItem"),
     "Model": extended(  # context length and capabilities are absent until a worker has loaded the model
         object_of(**each(STRING, "id", "owned_by"), object=word_of("model"), created=INTEGER),
+        alias_of=told(STRING, "If `id` is an alias: the model that it means."),
         context_length=INTEGER,
         capabilities=FREE,
     ),

@@ -26,6 +26,7 @@ from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches, Files
 from streaming.errors import Unavailable
 from streaming.events import EventSettings, EventSubscriptions, Webhooks
+from streaming.fleet.aliases import NO_ALIASES, Aliases, Target
 from streaming.fleet.api_keys import VERSION, ApiKeys
 from streaming.fleet.audit import AuditLog
 from streaming.fleet.plans import LEADER, PLANS, Overrides, Plans, overrides_of, stall_of
@@ -79,6 +80,7 @@ class Services:
     weights: Mapping[str, float] = field(default_factory=dict)
     """By tenant, see TenantSettings."""
     limits: Limits = NO_LIMITS
+    aliases: Aliases = NO_ALIASES
     content: InputRules | None = None
     moderation: ModerationSettings = ModerationSettings()  # noqa: RUF009
     subscriptions: EventSubscriptions = field(default_factory=lambda: EventSubscriptions(EventSettings(), {}))
@@ -192,6 +194,10 @@ class Services:
         if name not in self.models:
             raise model_not_found(name, self.models)
         return self.models[name]
+
+    def meant(self, tenant: str, name: str) -> Target | None:
+        """Return the model that a tenant's client means by a name; None if there is none."""
+        return self.aliases.resolve(tenant, name, self.models)
 
     def facts(self, job: Job, created_ms: int) -> Facts:
         """Return what is constant in every rendering of this job's answer."""

@@ -43,6 +43,9 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """API processes that share the port."""
     body_limit: Annotated[int, msgspec.Meta(ge=1024)] = 2 * 1024 * 1024
     """Bytes of one request body."""
+    default_model: str = ""
+    """The model, or an alias of one, that a request without `model` means, also in a batch line or a broker's message.
+    Empty: `model` is required."""
     max_choices_per_request: Annotated[int, msgspec.Meta(ge=1)] = 64
     """Choices that one request may ask for: n times its prompts; also of a batch line or a broker's message. A body
     cannot ask for more than 1,024."""

@@ -33,6 +33,7 @@ from penstock.content import ContentSettings, rules_of
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events import EventSettings, WebhookSettings
+from streaming.fleet.aliases import AliasSettings, aliases_of
 from streaming.fleet.plans import pool_name
 from streaming.fleet.settings import MODEL_NAME, ModelSettings, check_model_names, check_runnable
 from streaming.jobs.settings import QuotaSettings, TenantSettings, content_of
@@ -64,6 +65,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "records": RecordSettings,
     **sections(),
     "models": ModelSettings,
+    "aliases": AliasSettings,
     "keys": KeySettings,
     "oidc": OidcSettings,
     "webhooks": WebhookSettings,
@@ -79,11 +81,13 @@ SHARED = ("up", "redis", "telemetry", "records", "models")
 READ_BY = {
     "api": (
         *(*SHARED, "api", "files", "batch", "keys", "oidc", "webhooks", "events", "quotas", "tenants", "content"),
-        "moderation",
+        *("moderation", "aliases"),
     ),
     "worker": (*SHARED, "worker", *ENGINES, "tenants", "content"),
     "scheduler": (*SHARED, "scheduler", "kubernetes"),
-    "offline": (*SHARED, "api", "files", "batch", "offline", "webhooks", "events", "quotas", "tenants", "content"),
+    "offline": (
+        *(*SHARED, "api", "files", "batch", "offline", "webhooks", "events", "quotas", "tenants", "content", "aliases"),
+    ),
 }
 """By role, the sections that its processes read, and so get."""
 
@@ -224,9 +228,11 @@ def load_deployment(
     with config.sources.naming():
         up = config.section("up", UpSettings)
         models = _models(config, up)
-        tenants = content_of(config.table("tenants", TenantSettings))
-        rules_of(config.table("content", ContentSettings), tenants, ["input", "output"])  # raises errors
+        tenants, default = config.table("tenants", TenantSettings), config.section("api", ApiSettings).default_model
+        # These three raise errors.
+        rules_of(config.table("content", ContentSettings), content_of(tenants), ["input", "output"])
         config.section("moderation", ModerationSettings).check(models)
+        aliases_of(config.table("aliases", AliasSettings), tenants, default, models)
     config.raw["models"] = {name: msgspec.to_builtins(model) for name, model in models.items()}
     config.raw.setdefault("up", {})["data_dir"] = str(up.data_dir.absolute())
     return _of(config, models)

@@ -36,6 +36,7 @@ from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.events import EventSettings, EventSubscriptions, WebhookSettings
+from streaming.fleet.aliases import AliasSettings, aliases_of
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import ModelSettings, limits_of, served_models
@@ -66,6 +67,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "telemetry": TelemetrySettings,
     "records": RecordSettings,
     "models": ModelSettings,
+    "aliases": AliasSettings,
     "webhooks": WebhookSettings,
     "events": EventSettings,
     "quotas": QuotaSettings,
@@ -111,6 +113,7 @@ class OfflineProcess:
         check_broker("events.take_url", events.take_url)
         file_store, store_client = FileStore(files.dir), RedisClient.open(redis)
         file_store.prepare()
+        api = config.section("api", ApiSettings)
         models = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
         self._tools = tools = OfflineTools(
             store_client,
@@ -120,12 +123,13 @@ class OfflineProcess:
             metrics,
             tuple(models),
             config.section("batch", BatchSettings),
-            config.section("api", ApiSettings).max_choices_per_request,
+            api.max_choices_per_request,
             files.retention_s,
             self.settings.turn_s,
             save_interval_s=min(1.0, redis.lease_ms / 2000),
             weights=weights_of(tenants),
             limits=limits_of(tenants, models),
+            aliases=aliases_of(config.table("aliases", AliasSettings), tenants, api.default_model, models),
             content=input_rules(config.table("content", ContentSettings), content_of(tenants), metrics),
             tracing=tracing,
         )

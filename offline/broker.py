@@ -297,10 +297,11 @@ class Intake:
         key, tenant = joined("message", self._settings.take_queue, message_id), self._settings.take_tenant
         try:
             cards = await self._fleet.cards()
-            asked = parse("job", await weighed(body))
+            asked, models = parse("job", await weighed(body), self._tools.aliases.default), self._tools.models
             check_choices(asked, self._tools.max_choices)
-            if asked.model not in self._tools.models:
-                raise model_not_found(asked.model, self._tools.models)
+            if (meant := self._tools.aliases.resolve(tenant, asked.model, models)) is None:
+                raise model_not_found(asked.model, models)
+            asked = asked.naming(meant.model)
             events, webhook = recipients(self._subscriptions, tenant, asked, waits=False)
         except ApiError as error:
             raise Rejected(error.message) from None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from api.openai.content import InputRules
 from streaming.batches.file_store import BatchSettings, FileStore
+from streaming.fleet.aliases import NO_ALIASES, Aliases
 from streaming.jobs.settings import NO_LIMITS, Limits
 from streaming.redis.client import RedisClient
 from streaming.store.monitor import Headroom, StoreMonitor
@@ -34,5 +35,6 @@ class OfflineTools:
     weights: Mapping[str, float] = field(default_factory=dict)
     """By tenant, see TenantSettings."""
     limits: Limits = NO_LIMITS
+    aliases: Aliases = NO_ALIASES
     content: InputRules | None = None
     tracing: Tracing = NO_TRACING

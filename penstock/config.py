@@ -101,13 +101,16 @@ SECTIONS = (
     *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes"),
     *("telemetry", "records"),
     *ENGINES,
-    *("models", "keys", "oidc", "tenants", "content", "moderation"),
+    *("models", "aliases", "keys", "oidc", "tenants", "content", "moderation"),
     *("webhooks", "events", "quotas"),
 )
 """All sections. A process that reads only some of them still refuses an unknown one."""
 
-TABLES = ("models", "keys", "tenants", "content", "webhooks")
+TABLES = ("models", "aliases", "keys", "tenants", "content", "webhooks")
 """Sections with one table per name; they have no environment variables."""
+
+SHORT_ROWS = {"aliases": "model"}
+"""By section, the key that a row has if it is a plain value instead of a table."""
 
 ALIASES = {
     f"{ENV_PREFIX}{flag.upper()}": FLAGS[flag] for flag in ("host", "port", "data_dir", "engine", "model", "workers")
@@ -174,7 +177,10 @@ class Config:
 
     def table(self, name: str, kind: type[S]) -> dict[str, S]:
         """A section of named tables, e.g. `[models.<name>]`. Raises ConfigError."""
-        return {key: build(kind, values, f"{name}.{key}") for key, values in self.raw.get(name, {}).items()}
+        rows = self.raw.get(name, {})
+        if name in SHORT_ROWS:
+            rows = {key: row if isinstance(row, dict) else {SHORT_ROWS[name]: row} for key, row in rows.items()}
+        return {key: build(kind, values, f"{name}.{key}") for key, values in rows.items()}
 
     def only(self, sections: Collection[str]) -> Config:
         """The settings of these sections alone."""

@@ -50,7 +50,7 @@ async def listing(request: Request) -> Response:
         in_metadata = any(search in value for value in record.job.metadata.values())
         return record.job.id.startswith(search) or search.lower() in words or in_metadata
 
-    page = await _page(services, tenants, filter_of(query), passes, cursor_of(query), limit)
+    page = await _page(services, tenants, filter_of(request), passes, cursor_of(query), limit)
     data = [
         {"tenant": record.job.tenant, **listed_job(record)}
         | {"preview": (record.preview or None) if record.job.tenant == own else None}

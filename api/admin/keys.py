@@ -100,7 +100,7 @@ async def create(request: Request) -> Response:
     """POST /admin/keys: create a key; 201 with the key itself, which is shown only here."""
     services, caller = services_of(request), caller_of(request)
     asked = validated(KeyRequest, read_object(await read_body(request.scope, request.receive, MAX_BODY_BYTES)))
-    _check_names(services, asked)
+    _check_names(services, asked, asked.tenant)
     if len(await services.api_keys.read()) >= MAX_KEYS:
         raise errors.invalid_request(f"There are {MAX_KEYS:,} created keys, which is the most.")
     secret = _new_secret()
@@ -123,9 +123,13 @@ async def update(request: Request) -> Response:
     """POST /admin/keys/{key_id}: change a created key; it acts within three seconds at every API process."""
     services = services_of(request)
     asked = validated(KeyUpdate, read_object(await read_body(request.scope, request.receive, MAX_BODY_BYTES)))
-    _check_names(services, asked)
     caller = caller_of(request)
-    return as_json(await _change(request, lambda key: _granted(caller, _changed(_granted(caller, _valid(key)), asked))))
+
+    def changed(key: CreatedKey) -> CreatedKey:
+        _check_names(services, asked, key.tenant)
+        return _granted(caller, _changed(_granted(caller, _valid(key)), asked))
+
+    return as_json(await _change(request, changed))
 
 
 async def rotate(request: Request) -> Response:
@@ -199,10 +203,11 @@ def _granted(caller: Caller, key: CreatedKey) -> CreatedKey:
     return key
 
 
-def _check_names(services: Services, asked: KeyUpdate) -> None:
-    """Raise ApiError (400, 404) for an endpoint or a model that there is not."""
+def _check_names(services: Services, asked: KeyUpdate, tenant: str) -> None:
+    """Raise ApiError (400, 404) for an endpoint that there is not, or what is no model's name or alias for `tenant`."""
     for name in asked.models or ():
-        services.model(name)
+        if services.meant(tenant, name) is None:
+            raise errors.model_not_found(name, services.models)
     for name in asked.endpoints or ():
         if name not in ENDPOINTS:
             known = ", ".join(sorted(ENDPOINTS))

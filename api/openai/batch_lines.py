@@ -27,6 +27,7 @@ from penstock.engine import ModelCard
 from penstock.text import fault_of
 from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, read_answer
 from streaming.batches.store import Batch
+from streaming.fleet.aliases import Aliases
 from streaming.jobs.job import HINTS, Job, JobState, ResponseForm
 from streaming.jobs.records import JobRecord
 from streaming.jobs.waiting import weight_of
@@ -120,17 +121,27 @@ def envelope(data: bytes, endpoint: str) -> Envelope:
     return found
 
 
-def request_of(found: Envelope, models: Collection[str] | None, max_choices: int | None = None) -> Request:
+def request_of(
+    found: Envelope,
+    tenant: str,
+    aliases: Aliases,
+    models: Collection[str],
+    max_choices: int | None = None,
+    *,
+    validated: bool = False,
+) -> Request:
     """Parse and check the request in a line.
 
     Args:
-        models: the models that may be requested; None: any.
+        tenant: whose batch it is.
+        models: the models that may be requested.
         max_choices: choices that one line may request; None: any number.
+        validated: this line was found to be valid before: its model may be one of an older configuration.
 
     Raises:
         ApiError: the request is refused; this error becomes the line's answer.
     """
-    request = parse(ENDPOINTS[found.url], bytes(found.body))
+    request = parse(ENDPOINTS[found.url], bytes(found.body), aliases.default)
     if isinstance(request, ResponseRequest):
         check_line(request)
     if request.queue.webhook:
@@ -138,9 +149,10 @@ def request_of(found: Envelope, models: Collection[str] | None, max_choices: int
                               "it out, and subscribe to batch.completed in [webhooks].", "queue.webhook")  # fmt: skip
     if max_choices is not None:
         check_choices(request, max_choices)
-    if models is not None and request.model not in models:
+    meant = aliases.resolve(tenant, request.model, models)
+    if meant is None and not validated:
         raise model_not_found(request.model, models)
-    return request
+    return request if meant is None else request.naming(meant.model)
 
 
 def traits(request: Request, card: ModelCard | None) -> Traits:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import msgspec
 from pydantic import (
@@ -626,6 +626,10 @@ class QueuedRequest(StrictBody, ABC):
     @classmethod
     def _queue_or_null(cls, value: Any) -> Any:
         return QueueOptions() if value is None else value
+
+    def naming(self, model: str) -> Self:
+        """The same request for a model that its own name of one means."""
+        return self if model == self.model else self.model_copy(update={"model": model})
 
     @property
     def detached(self) -> bool:

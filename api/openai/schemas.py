@@ -375,9 +375,15 @@ MODELS: Mapping[str, type[Request]] = {
 }
 
 
-def parse(kind: Kind, body: bytes) -> Request:
-    """Parse and validate a body. Raises ApiError (400) that names the field, never its value."""
+def parse(kind: Kind, body: bytes, default_model: str = "") -> Request:
+    """Parse and validate a body. Raises ApiError (400) that names the field, never its value.
+
+    Args:
+        default_model: of a body without `model`; "": it is required.
+    """
     asked = read_object(body)
+    if default_model and asked.get("model") is None:
+        asked["model"] = default_model
     model = _model(kind, asked)
     fields.refuse(asked, model.REFUSED)
     request = validated(model, asked)

@@ -35,6 +35,7 @@ from penstock.text import form_of
 from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment, lines_of
 from streaming.batches.store import BatchLease, BatchProgress, LineFault
 from streaming.errors import LaneFull, LimitReached, NeverFits, StoreFull
+from streaming.fleet.aliases import NO_ALIASES, Aliases
 from streaming.fleet.processes import Fleet
 from streaming.ids import line_job_id, partition_of
 from streaming.jobs.codec import Usage
@@ -70,6 +71,8 @@ class Terms:
     cards: Mapping[str, ModelCard] = field(default_factory=dict)
     """Capabilities of each model, by name."""
     max_line_bytes: int = MAX_LINE_BYTES
+    tenant: str = ""
+    aliases: Aliases = NO_ALIASES
 
 
 @dataclass(slots=True)
@@ -115,7 +118,7 @@ def validate_input(
                 line = _parsed(data, number, terms, names)
                 if found.faults:
                     continue
-                request = request_of(line, terms.models, terms.max_choices)
+                request = request_of(line, terms.tenant, terms.aliases, terms.models, terms.max_choices)
             except BadLine as bad:
                 found.faults.append(LineFault(number, bad.code, str(bad), bad.param))
                 if len(found.faults) >= MAX_FAULTS or (place == 0 and form_of(data)):
@@ -379,15 +382,16 @@ class Lines:
     def _jobs(self, lines: Sequence[int], left_ms: int | None, cards: Mapping[str, ModelCard]) -> list[Job | ApiError]:
         """Read the lines and build their jobs; an error becomes the line's answer: a content rule refuses it, or an
         older version, which refused less, has validated the input. Blocks."""
-        batch, jobs = self._lease.batch, list[Job | ApiError]()
+        batch, tools, jobs = self._lease.batch, self._tools, list[Job | ApiError]()
         with (self._folder / "input").open("rb") as source:
             for line in lines:
                 number, job_id, lane = self.plan.numbers[line], self._job_id(line), self._lane
                 try:
-                    request = request_of(envelope(self.plan.read(source, line), batch.endpoint), None)
+                    found = envelope(self.plan.read(source, line), batch.endpoint)
+                    request = request_of(found, batch.tenant, tools.aliases, tools.models, validated=True)
                     card = cards.get(request.model)
                     job = job_of(request, batch, job_id=job_id, number=number, lane=lane, left_ms=left_ms, card=card)
-                    jobs.append(job if self._tools.content is None else self._tools.content.checked(job))
+                    jobs.append(job if tools.content is None else tools.content.checked(job))
                 except ApiError as error:
                     jobs.append(error)
         return jobs

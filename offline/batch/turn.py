@@ -163,7 +163,11 @@ class BatchTurn:
         tools, batch = self._tools, self._lease.batch
         segment = Segment(self._folder, self._lease.epoch)
         cards = await Fleet(tools.store_client).cards()
-        terms = Terms(batch.endpoint, frozenset(tools.models), tools.batch.max_lines, tools.max_choices, cards)
+        terms = Terms(
+            *(batch.endpoint, frozenset(tools.models), tools.batch.max_lines, tools.max_choices, cards),
+            tenant=batch.tenant,
+            aliases=tools.aliases,
+        )
         try:
             source = await asyncio.to_thread(self._tools.file_store.input_of, batch.id, batch.input_file)
             found = await asyncio.to_thread(validate_input, source, terms, segment, self._should_continue)

@@ -110,6 +110,8 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The rules of [content.<name>] for its requests and answers; None: those with `default`."""
     limits: LimitSettings | None = None
     """How fast and how much all its keys together may use."""
+    aliases: dict[str, str] = {}
+    """Further names of models for its requests, before those of [aliases]."""
 
 
 def content_of(tenants: Mapping[str, TenantSettings]) -> dict[str, tuple[str, ...] | None]:

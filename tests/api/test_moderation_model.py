@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from api_in_process import LocalApi, api_in_process, key_of
-from hand import Hand
+from hand import Hand, claiming
 from openai import AsyncOpenAI
 from openapi_document import SCHEMAS, conforms
 
@@ -55,14 +55,6 @@ async def judged(
         jobs.append(hand.claim.job)
     got = await reply
     return got.status_code, got.json(), jobs
-
-
-async def claiming(wire: RedisClient) -> Hand:
-    while True:
-        try:
-            return await Hand.claiming(wire)
-        except ValueError:
-            await asyncio.sleep(0.01)
 
 
 async def test_the_model_says_what_it_finds(api: LocalApi, wire: RedisClient) -> None:

@@ -20,6 +20,7 @@ from api.services import Services
 from api.settings import ApiSettings
 from penstock.engine import Capabilities, ModelCard
 from streaming.events import EventSettings, EventSubscriptions
+from streaming.fleet.aliases import NO_ALIASES, Target
 from streaming.order import Priority
 
 CALLER = Caller("a", Priority.STANDARD)
@@ -29,7 +30,8 @@ def services(*, penalties: bool = True) -> Services:
     found = SimpleNamespace(
         settings=ApiSettings(),
         cards={"m": card(penalties=penalties)},
-        model=lambda _name: None,
+        aliases=NO_ALIASES,
+        meant=lambda _tenant, name: Target(name),
         relay=SimpleNamespace(address="here"),
         subscriptions=EventSubscriptions(EventSettings(), {}),
     )

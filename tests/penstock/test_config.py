@@ -19,6 +19,7 @@ from scheduler.policy.snapshot import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events import End, EventSettings, WebhookSettings
+from streaming.fleet.aliases import AliasSettings
 from streaming.fleet.settings import LaneTargets, LatencyTargets, ModelSettings, Resources, ShapeSettings, served_models
 from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings
@@ -108,6 +109,7 @@ DOCUMENTED: dict[str, type[msgspec.Struct]] = {
     "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings,
     "records": RecordSettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
+    "aliases": AliasSettings,
     "models.<name>.targets.<lane>": LatencyTargets, "models.<name>.shapes.<shape>": ShapeSettings,
     "oidc": OidcSettings, "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
     "quotas": QuotaSettings, "tenants.<name>": TenantSettings,

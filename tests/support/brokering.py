@@ -13,6 +13,7 @@ from kombu import Connection, Queue
 
 from offline.broker import Intake
 from streaming.events import EventSettings, EventSubscriptions
+from streaming.fleet.aliases import NO_ALIASES, Aliases
 from streaming.jobs.settings import NO_LIMITS, Limits
 from streaming.redis.client import RedisClient
 
@@ -30,9 +31,16 @@ def body(text: str, **more: Any) -> dict[str, Any]:
     return {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 4, **more}
 
 
-async def intake_of(wire: RedisClient, *, entered: bool = True, limits: Limits = NO_LIMITS, **more: Any) -> Intake:
+async def intake_of(
+    wire: RedisClient,
+    *,
+    entered: bool = True,
+    limits: Limits = NO_LIMITS,
+    aliases: Aliases = NO_ALIASES,
+    **more: Any,
+) -> Intake:
     """What makes jobs of messages, for the model `sim`; `entered`: it knows of the store already."""
-    tools, events = tools_of(wire, limits=limits), EventSettings()
+    tools, events = tools_of(wire, limits=limits, aliases=aliases), EventSettings()
     if entered:
         await tools.store.require()
         await tools.headroom.look()

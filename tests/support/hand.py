@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from flow import append, delta
@@ -62,6 +63,15 @@ class Hand:
         sections = (*self.history.sections, section)
         end = Terminal(self.claim.job.id, state, len(rows), (reason,), sections=sections, rows=rows)
         await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.run_number, False))])
+
+
+async def claiming(wire: RedisClient) -> Hand:
+    """A worker by hand with the next job that is put."""
+    while True:
+        try:
+            return await Hand.claiming(wire)
+        except ValueError:
+            await asyncio.sleep(0.01)
 
 
 async def lapse(wire: RedisClient, lease: Lease) -> None:

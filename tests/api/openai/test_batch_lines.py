@@ -13,6 +13,7 @@ from api.openai.fields import UNKNOWN
 from api.openai.schemas import to_job
 from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, Segment
 from streaming.batches.store import Batch
+from streaming.fleet.aliases import NO_ALIASES
 from streaming.order import Priority
 
 ENDPOINT = "/v1/completions"
@@ -47,7 +48,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def asked(endpoint: str, **more: Any) -> Any:
     found = envelope(line(url=endpoint, body={"model": "m"} | ASKED[endpoint] | more), endpoint)
-    return request_of(found, None)
+    return request_of(found, "", NO_ALIASES, (), validated=True)
 
 
 @pytest.mark.parametrize(

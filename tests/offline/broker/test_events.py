@@ -19,8 +19,10 @@ from offline import broker as publishers
 from offline.broker import MAX_REDELIVERIES, BrokerUnavailable, Rejected, cloud_event
 from streaming.errors import LaneFull, LimitReached, QuotaExceeded, StreamingError, Unavailable
 from streaming.events import Event, EventSettings, EventSubscriptions, WebhookSettings
+from streaming.fleet.aliases import Aliases
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.reader import JobReader
 from streaming.jobs.settings import Limits, LimitSettings, QuotaSettings
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -99,6 +101,18 @@ def test_what_cannot_be_a_job_is_put_aside_with_the_reason(empty_house: House, b
         assert words in headers["x-penstock-reason"]
     note = json.loads(rejected[1][1])
     assert (note["message_id"], note["bytes"], note["reason"]) == ("bad-1", 8, rejected[1][0]["x-penstock-reason"])
+
+
+async def test_a_message_may_name_an_alias_or_no_model(wire: RedisClient) -> None:
+    """As at the door, for the tenant of all messages."""
+    intake = await intake_of(
+        wire, aliases=Aliases({"gpt-*": "sim"}, {"local": {"mine": "sim"}, "red": {"its": "sim"}}, "mine")
+    )
+    for name in ("gpt-4o", "mine", None):
+        job_id = await intake.accept(json.dumps(body("x", model=name)).encode(), f"of {name}")
+        assert (await JobReader(wire).outline(job_id)).job.model == "sim"
+    with pytest.raises(Rejected, match="its"):
+        await intake.accept(json.dumps(body("x", model="its")).encode(), "of another")
 
 
 async def test_a_message_that_makes_its_taker_fail_is_put_aside(
