@@ -30,6 +30,8 @@ from api.stream.connection_guard import (
     DrainingServer,
     allowed_connections,
 )
+from api.stream.handshake import Handshake
+from api.tls import Certificate
 from penstock import __version__
 from penstock.config import Config, ConfigError
 from penstock.content import ContentSettings
@@ -95,12 +97,13 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     keyring = Keyring(config.table("keys", KeySettings), settings.admin_token_sha256, issuer)
     check_exposure(settings.host, keyring)
     check_keyless(settings, keyring)
+    certificate = Certificate.of(settings)
     telemetry = Telemetry(launch, "api")
     services = _services(config, keyring, telemetry, launch.options.id)
     audit.begin(keyring)
     listeners = _listeners(settings, launch.options.listen_fd)
     collect_rarely()
-    return _serve(services, listeners, launch, telemetry)
+    return _serve(services, listeners, certificate, launch, telemetry)
 
 
 def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str) -> Services:
@@ -143,7 +146,13 @@ def _listeners(settings: ApiSettings, fds: Sequence[int] | None) -> list[socket.
     return listeners
 
 
-async def _serve(services: Services, listeners: list[socket.socket], launch: Launch, telemetry: Telemetry) -> int:
+async def _serve(
+    services: Services,
+    listeners: list[socket.socket],
+    certificate: Certificate | None,
+    launch: Launch,
+    telemetry: Telemetry,
+) -> int:
     """Serve until SIGTERM or SIGINT, then let open streams end within the drain time. Returns the exit code. Raises
     ConfigError if the store is one that this process must not use, StartError."""
     settings, me = services.settings, this_process("api", launch.options.id)
@@ -154,17 +163,21 @@ async def _serve(services: Services, listeners: list[socket.socket], launch: Lau
         raise
     telemetry.serve_metrics(_live_samples(services))
     host, port = listeners[0].getsockname()[:2]
-    url = f"http://{host}:{port}"
+    url = f"{services.settings.scheme}://{host}:{port}"
     app = build_app(services, lambda: launch.lifeline.say("ready", url))
     guard = _guard(services)
+    protocol: Callable[..., asyncio.Protocol] = partial(Connection, guard=guard)
     services.spawn(supervise(guard.keep_sweeping, SWEEP_INTERVAL_S))
     sample_s = launch.config.section("records", RecordSettings).sample_s
     sampler = Sampler(services.records, "api", me.name, interval_s=sample_s)
     services.spawn(supervise(sampler.keep_sampling, SWEEP_INTERVAL_S))
+    if certificate is not None:
+        protocol = partial(Handshake, guard=guard, certificate=certificate)
+        services.spawn(supervise(certificate.keep_fresh, SWEEP_INTERVAL_S))
     server = DrainingServer(
         uvicorn.Config(
             app,
-            http=cast(type[asyncio.Protocol], partial(Connection, guard=guard)),
+            http=cast(type[asyncio.Protocol], protocol),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -173,7 +186,8 @@ async def _serve(services: Services, listeners: list[socket.socket], launch: Lau
             lifespan="on",
             ws="none",
             timeout_graceful_shutdown=max(1, int(settings.drain_s)),
-        )
+        ),
+        guard.handshakes,
     )
 
     def describe() -> Process:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from contextlib import suppress
 from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -39,6 +40,11 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Address to listen on; localhost: 127.0.0.1 and ::1. Any but a loopback one needs keys."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     """Port to listen on; 0: any free one."""
+    tls_certificate: Path | None = None
+    """PEM file of the certificate, with those that signed it, for TLS (1.2 or later); with `tls_key`. Read anew when it
+    changes."""
+    tls_key: Path | None = None
+    """PEM file of its key, which not all users may read."""
     processes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     """API processes that share the port."""
     body_limit: Annotated[int, msgspec.Meta(ge=1024)] = 2 * 1024 * 1024
@@ -104,7 +110,14 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
         for origin in self.cors_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ValueError(f"cors_origins: {origin!r} is no origin; write it as https://app.example[:port]")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate, tls_key: set both, or none")
         self.proxy_networks  # noqa: B018 - raises ValueError
+
+    @property
+    def scheme(self) -> str:
+        """Of the server's addresses."""
+        return "https" if self.tls_certificate else "http"
 
     def shows_metrics(self, *, keyless: bool) -> bool:
         """Whether /metrics needs no key."""

@@ -17,7 +17,8 @@ import click
 import httpx2
 
 from api.settings import ApiSettings
-from cli.instance import DataDir
+from api.tls import trusting
+from cli.instance import DataDir, url_of
 from cli.options import F, Where
 from cli.output import Exit, Problem, note
 from penstock.client import (
@@ -62,16 +63,21 @@ class Client:
 
     Args:
         home: data folder of the instance, if it is known to run on this machine: its first answer is waited for.
+        certificate: file of the only certificate to trust; None: the authorities of this machine or SSL_CERT_FILE.
     """
 
     key: str
     """Sent as a bearer token; "" if there is none."""
 
-    def __init__(self, url: str, key: str, *, model: str = "", home: DataDir | None = None) -> None:
+    def __init__(
+        self, url: str, key: str, *, model: str = "", home: DataDir | None = None, certificate: Path | str | None = None
+    ) -> None:
         self.url, self.key, self._model, self._home = url.rstrip("/"), key, model, home
         self._admin_token = _kept_key(home.admin_token) if home else ""
         with self._explained():
-            self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=PATIENCE_S if home else 0.0)
+            first_s = PATIENCE_S if home else 0.0
+            trust = trusting(certificate) if certificate else None
+            self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=first_s, trust=trust)
         self._api.http.event_hooks["response"] = [_note_ignored]
 
     def worker_problem(self, model: str) -> str:
@@ -99,7 +105,8 @@ class Client:
                 raise Problem(what, cause=instance.phase, next_step=next_step, code="not_running")
             # To its own address, not to `where.url`: another process may listen on that port of localhost or ::1.
             model = "" if where.url else instance.models[0]
-            return cls(instance.url, named or _kept_key(home.api_key), model=model, home=home)
+            key, certificate = named or _kept_key(home.api_key), instance.certificate
+            return cls(instance.url, key, model=model, home=home, certificate=certificate)
         if where.url:
             return cls(where.url, named)
         config = where.config()
@@ -115,12 +122,12 @@ class Client:
             raise Problem(what, cause=cause, next_step=next_step, code="not_running")
         api = config.section("api", ApiSettings)
         if not by_redis:
-            return cls(f"http://{api.host}:{api.port}", "")
+            return cls(url_of(api.host, api.port, api.scheme), "", certificate=api.tls_certificate)
         from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, rarely needed
 
         urls = (each.url for each in processes(config) if each.role == "api" and each.url and each.state == "ready")
         if url := next(urls, ""):
-            return cls(url, "")
+            return cls(url, "", certificate=api.tls_certificate)
         raise Problem("no API process is registered in this Redis", next_step="penstock up", code="unreachable")
 
     def __enter__(self) -> Self:

@@ -86,6 +86,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     ready_s: float = 0.0
     outside_url: str = ""
     """URL of its API for other machines; "" if they cannot reach it."""
+    certificate: str = ""
+    """File of the certificate that its API shows; "": it speaks no TLS."""
     processes: tuple[ProcessEntry, ...] = ()
 
     def worker_problem(self, model: str = "") -> str:
@@ -272,9 +274,9 @@ WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """Wildcard addresses to listen on, and the address to connect to instead."""
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, scheme: str = "http") -> str:
     """The URL of a server at this host, which may be an IPv6 address."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -174,8 +175,9 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> None:
     if role == "api":
         settings = config.section("api", ApiSettings)
         host = WILDCARDS.get(settings.host, settings.host)
-        address = urlsplit(instance.url if instance else url_of(host, settings.port)).netloc
-        _probe_api(address, "/healthz" if alive else "/readyz")
+        url = instance.url if instance else url_of(host, settings.port, settings.scheme)
+        certificate = instance.certificate if instance else settings.tls_certificate
+        _probe_api(url, "/healthz" if alive else "/readyz", certificate)
         return
     from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for an API process
 
@@ -196,11 +198,17 @@ def probe(role: str, name: str | None, alive: bool, where: Where) -> None:
         raise Problem(f"{role} {name or host} is {', '.join(sorted(states))}", code="not_ready")
 
 
-def _probe_api(address: str, path: str) -> None:
+def _probe_api(url: str, path: str, certificate: Path | str | None) -> None:
     import http.client  # noqa: PLC0415 - used by this probe alone
 
+    address = urlsplit(url).netloc
+    connected = http.client.HTTPConnection(address, timeout=TIMEOUT_S)
+    if certificate:
+        from api.tls import trusting  # noqa: PLC0415 - imports an event loop, which `ps` needs not
+
+        connected = http.client.HTTPSConnection(address, timeout=TIMEOUT_S, context=trusting(certificate))
     try:
-        with contextlib.closing(http.client.HTTPConnection(address, timeout=TIMEOUT_S)) as connection:
+        with contextlib.closing(connected) as connection:
             connection.request("GET", path)
             answer = connection.getresponse()
             status, body = answer.status, answer.read()

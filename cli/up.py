@@ -27,6 +27,7 @@ import msgspec
 from api.auth.console import ConsoleAccess, link_path
 from api.auth.keys import Keyring, check_exposure, check_keyless, issuer_of
 from api.settings import ApiSettings, OidcSettings
+from api.tls import Certificate
 from cli.deployment import (
     Deployment,
     check_plugins,
@@ -142,7 +143,8 @@ def show_ready(instance: Instance, console_path: str, *, detached: bool = False,
     body = {"model": instance.models[0], "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
     key = ' -H "Authorization: Bearer $PENSTOCK_API_KEY"' if keyed else ""
     stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
-    curl = f"curl -N {instance.url}/v1/chat/completions -H 'Content-Type: application/json'{key}"
+    trust = f" --cacert {shlex.quote(short_path(Path(instance.certificate)))}" if instance.certificate else ""
+    curl = f"curl -N{trust} {instance.url}/v1/chat/completions -H 'Content-Type: application/json'{key}"
     outside = f"  API      {instance.outside_url}/v1 (other machines)\n" if instance.outside_url else ""
     write_or_drop(
         sys.stdout,
@@ -200,7 +202,8 @@ class Machine:
             pid=os.getpid(),
             state="starting",
             phase="starting",
-            url=url_of(WILDCARDS.get(deployment.api.host, deployment.api.host), self._port),
+            url=url_of(WILDCARDS.get(deployment.api.host, deployment.api.host), self._port, deployment.api.scheme),
+            certificate=str(deployment.api.tls_certificate.absolute()) if deployment.api.tls_certificate else "",
             outside_url=outside_url(deployment.api, self._port),
             redis_url=deployment.redis_url or "",
             data_dir=str(home.path),
@@ -397,7 +400,7 @@ def outside_url(api: ApiSettings, port: int) -> str:
     """URL for other machines of a server that listens on all addresses: with the first of `api.hosts`, else with this
     machine's name. "" for a server that listens on a single address."""
     name = api.hosts[0] if api.hosts else socket.gethostname()
-    return url_of(name, port) if api.host in WILDCARDS else ""
+    return url_of(name, port, api.scheme) if api.host in WILDCARDS else ""
 
 
 POLL_INTERVAL_S = 0.05
@@ -441,6 +444,7 @@ def up(config: Path | None, detach: bool, **flags: Any) -> int:
         keyring = Keyring(deployment.keys, issuer=issuer_of(deployment.config.section("oidc", OidcSettings)))
         check_exposure(deployment.api.host, keyring)
         check_keyless(deployment.api, keyring)
+        Certificate.of(deployment.api)
         deployment.check_model_files()
         deployment.check_upstreams()
     home = DataDir(deployment.up.data_dir)

@@ -35,6 +35,7 @@ import math
 import os
 import random
 import re
+import ssl
 import time
 import uuid
 from collections.abc import (
@@ -696,6 +697,8 @@ class _Client:
         first_patience_s: the same before any server has accepted a connection. Raise it for a program that may start
             before Penstock does.
         on_retry: called before each wait for another try.
+        trust: which certificates of https:// addresses to believe. Default: those that the authorities of this machine
+            have signed, or those in the file that SSL_CERT_FILE names.
     """
 
     def __init__(
@@ -706,10 +709,12 @@ class _Client:
         patience_s: float = PATIENCE_S,
         first_patience_s: float = FIRST_PATIENCE_S,
         on_retry: Callable[[Pause], object] = lambda pause: None,
+        trust: ssl.SSLContext | None = None,
     ) -> None:
         key = os.environ.get(KEY, "") if key is None else key
         self._servers = ServerList(urls or os.environ.get(URL) or DEFAULT_URL, key)
         self._patience, self.on_retry = Patience(patience_s, first_patience_s), on_retry
+        self._trust = trust
 
     @property
     def url(self) -> str:
@@ -720,6 +725,7 @@ class _Client:
         """Options of the HTTP client; requests to this machine bypass the proxies of the environment."""
         hosts = {urlsplit(url).hostname or "" for url in self._servers.urls}
         return {
+            "verify": self._trust or True,
             "limits": httpx2.Limits(max_connections=None),
             "mounts": {f"all://{f'[{host}]' if ':' in host else host}": None for host in hosts if _is_loopback(host)},
         }

@@ -13,10 +13,10 @@ import resource
 import selectors
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from types import FrameType
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import uvicorn
 
@@ -139,13 +139,15 @@ class ConnectionGuard:
         self.writing: DeadlineQueue[Connection] = DeadlineQueue(settings.send_timeout_s, lambda it: it.write_overdue())
         self._queues = (self.head, self.body, self.idle, self.lingering, self.ending, self.writing)
         self._client_of = Addresses(settings.proxy_networks).client_of
-        self._admitted: dict[Connection, str] = {}
+        self.handshakes: set[asyncio.Task[bool]] = set()
+        """Connections before TLS is agreed on."""
+        self._admitted: dict[Counted, str] = {}
         """The client that each connection counts for; "" if it counts in the total only."""
         self._per_client: Counter[str] = Counter()
-        self._surplus: dict[Connection, None] = {}
-        self._probes: set[Connection] = set()
+        self._surplus: dict[Counted, None] = {}
+        self._probes: set[Counted] = set()
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: Counted) -> bool:
         """Count a connection; False if it is beyond a limit. May be called again later; `release` is due either way."""
         settings = self.settings
         client = self._client_of(connection.address)
@@ -181,7 +183,7 @@ class ConnectionGuard:
         self._probes.add(connection)
         return True
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: Counted) -> None:
         """Uncount a closed connection."""
         self._surplus.pop(connection, None)
         self._probes.discard(connection)
@@ -249,8 +251,9 @@ class DrainingServer(uvicorn.Server):
     """Closing a listening socket resets the connections that wait in its queue, with the requests that their clients
     have sent already. This server accepts them first. Create it in the event loop that serves."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, handshakes: Collection[asyncio.Task[bool]] = ()) -> None:
         super().__init__(config)
+        self._handshakes = handshakes
         self._loop, self._told = asyncio.get_running_loop(), asyncio.Event()
 
     async def main_loop(self) -> None:
@@ -269,6 +272,8 @@ class DrainingServer(uvicorn.Server):
             for number in {each.fileno() for each in listeners}:
                 selector.register(number, selectors.EVENT_READ)
             await _until_quiet(selector)
+        if self._handshakes:
+            await asyncio.wait(self._handshakes, timeout=ENDING_TIMEOUT_S)
         await super().shutdown(sockets)
 
 
@@ -284,3 +289,6 @@ async def _until_quiet(selector: selectors.BaseSelector) -> None:
 
 if TYPE_CHECKING:
     from api.stream.connection import Connection
+    from api.stream.handshake import Handshake
+
+    Counted: TypeAlias = Connection | Handshake

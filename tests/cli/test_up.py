@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import Authority
 from cli_instance import said_here
 from house import eventually, free_port
 from redis import Redis
@@ -346,6 +347,31 @@ def test_model_that_cannot_be_loaded_ends_it(start: Callable[..., Up], tmp_path:
     said = up.said()
     assert said.count("error:") == 1 and "broken.gguf" in said and "next:  penstock doctor" in said
     assert not (up.data_dir / "run").exists()
+
+
+def test_over_tls_its_own_commands_trust_its_certificate_alone(
+    start: Callable[..., Up], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has another name than the address; whoever knows only its authority needs the name."""
+    authority = Authority(tmp_path / "authority")
+    certificate, key = authority.pair("penstock.test")
+    files = {"PENSTOCK_API_TLS_CERTIFICATE": str(certificate), "PENSTOCK_API_TLS_KEY": str(key)}
+    up = start("--api-processes", "2", **files).ready()
+    assert f"https://127.0.0.1:{up.port}/v1" in up.block[1] and up.state["url"].startswith("https://")
+    for words in (("submit", "hello", "--wait", "--max-tokens", "2"), ("probe", "api")):
+        assert up.run(*words)[1] == 0, words
+    by_url = ("jobs", "ls", "--url", f"https://127.0.0.1:{up.port}")
+    monkeypatch.chdir(tmp_path / "authority")
+    assert said_here(*by_url)[1] != 0
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    assert said_here(*by_url)[1] == 0
+
+
+def test_a_certificate_without_its_key_ends_it(start: Callable[..., Up], tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    files = {"PENSTOCK_API_TLS_CERTIFICATE": str(authority.pair("one")[0])}
+    up = start(**files, PENSTOCK_API_TLS_KEY=str(authority.pair("two")[1]))
+    assert up.end() == 2 and "tls_certificate" in up.said() and "its own first" in up.said()
 
 
 def test_the_admin_commands_work_without_any_setting(shared: Up, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,16 @@ class Authority:
         self._folder, self.file, self._key = folder, folder / "ca.pem", folder / "ca.key"
         _openssl(self.file, self._key, "An authority of a test", AUTHORITY)
 
+    def pair(self, name: str) -> tuple[Path, Path]:
+        """The certificate of a server of this name, and its key; this machine may use it, too."""
+        certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        extensions = (*SERVER, f"subjectAltName=DNS:{name},IP:127.0.0.1")
+        _openssl(certificate, key, "A server of a test", extensions, "-CA", self.file, "-CAkey", self._key)
+        return certificate, key
+
     def server(self, name: str) -> ssl.SSLContext:
         """What a server of this name shows."""
-        certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
-        extensions = (*SERVER, f"subjectAltName=DNS:{name}")
-        _openssl(certificate, key, "A server of a test", extensions, "-CA", self.file, "-CAkey", self._key)
+        certificate, key = self.pair(name)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         return context

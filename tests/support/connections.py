@@ -16,6 +16,8 @@ import uvicorn
 from api.settings import ApiSettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard
+from api.stream.handshake import Handshake
+from api.tls import Certificate
 
 PATIENCE_S = 30.0
 
@@ -31,6 +33,7 @@ class Served(Generic[App]):
     guard: ConnectionGuard
     server: uvicorn.Server
     refused: Counter[str]
+    certificate: Certificate | None = None
 
     @property
     def open(self) -> int:
@@ -50,12 +53,14 @@ async def serving(app: App, **settings: Any) -> AsyncIterator[Served[App]]:
     guard = ConnectionGuard(ApiSettings(**settings), lambda code: refused.update([code]))
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
-        http = cast(type[asyncio.Protocol], partial(Connection, guard=guard))
+        certificate = Certificate.of(guard.settings)
+        protocol = partial(Handshake, certificate=certificate) if certificate else Connection
+        http = cast(type[asyncio.Protocol], partial(protocol, guard=guard))
         config = uvicorn.Config(cast(Any, app), http=http, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
         server, sweeping = uvicorn.Server(config), asyncio.create_task(guard.keep_sweeping())
         task = asyncio.create_task(server._serve([listener]))
         await soon(lambda: server.started)
-        yield Served(app, listener.getsockname()[1], guard, server, refused)
+        yield Served(app, listener.getsockname()[1], guard, server, refused, certificate)
         server.should_exit = True
         await asyncio.wait({task}, timeout=PATIENCE_S)
         sweeping.cancel()

@@ -1,0 +1,72 @@
+"""TLS before HTTP: a connection counts once it is accepted, and has `header_timeout_s` for its handshake."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from functools import partial
+from typing import Any
+
+from uvicorn.protocols.utils import get_remote_addr
+
+from api.stream.connection import Connection
+from api.stream.connection_guard import ConnectionGuard
+from api.tls import Certificate
+
+
+class SecureConnection(Connection):
+    """A connection over TLS, which counts in place of its handshake."""
+
+    def __init__(self, handshake: Handshake, **options: Any) -> None:
+        super().__init__(**options)
+        self._handshake = handshake
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server's own
+        self._guard.release(self._handshake)
+        super().connection_made(transport)
+
+
+class Handshake(asyncio.Protocol):
+    """A connection until both sides have agreed on TLS; then a SecureConnection has it."""
+
+    def __init__(self, *, guard: ConnectionGuard, certificate: Certificate, **options: Any) -> None:
+        self._guard, self._context = guard, certificate.context
+        self._protocol = partial(SecureConnection, self, guard=guard, **options)
+        self.address = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server's own
+        client = get_remote_addr(transport)
+        self.address = client[0] if client else ""
+        # The transport may read what TLS must: the socket gets another one before it does.
+        self._socket = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        self._socket.setblocking(False)
+        transport.abort()
+        self._task = asyncio.get_running_loop().create_task(self._agree())
+        self._guard.handshakes.add(self._task)
+        self._task.add_done_callback(self._ended)
+        self._guard.admit(self)
+
+    def turn_away(self) -> None:
+        """Called by the guard: a newer connection replaces this one among those beyond the limits."""
+        self._task.cancel()
+
+    def _ended(self, task: asyncio.Task[bool]) -> None:
+        self._guard.handshakes.discard(task)
+        self._guard.release(self)
+        if task.cancelled() or not task.result():
+            self._socket.close()
+
+    async def _agree(self) -> bool:
+        """Whether both sides agreed."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._protocol,
+                self._socket,
+                ssl=self._context,
+                ssl_handshake_timeout=self._guard.settings.header_timeout_s,
+                ssl_shutdown_timeout=self._guard.lingering.timeout_s,
+            )
+        except OSError:  # not TLS, no version or cipher that both know, too slow, or gone
+            return False
+        return True
