@@ -85,7 +85,7 @@ UNLISTED = "other"
 
 SUBMITTING = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/jobs"),
-    *("/v1/embeddings", "/v1/rerank", "/tokenize", "/detokenize"),
+    *("/v1/embeddings", "/v1/rerank", "/tokenize", "/detokenize", "/v1/messages"),
 )
 """Routes whose requests become jobs: one that is refused has a record of its own."""
 
@@ -155,7 +155,7 @@ class Observed:
         except asyncio.CancelledError as cut:  # drain_s is over, or the caller's key has ended
             if "status" not in state:
                 told = errors.key_ended() if is_key_ended(cut) else errors.draining()
-                await error_response(self._services, told)(scope, receive, stamped)
+                await error_response(self._services, told, scope)(scope, receive, stamped)
             elif not is_key_ended(cut):
                 raise
         finally:
@@ -398,7 +398,7 @@ class Endpoints:
             _forget_frames(error)
         state["code"] = told.code
         if not begun:
-            await error_response(self._app.state.services, told)(scope, receive, send)
+            await error_response(self._app.state.services, told, scope)(scope, receive, send)
         return refusal is not None
 
 

@@ -18,6 +18,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.admission import admit, caller_of, header, may_use, model_of, services_of
+from api.anthropic.answer import model_object, model_page
+from api.anthropic.errors import is_asked
 from api.jobs import accepted_response, as_json
 from api.openai.schemas import Kind
 from api.services import Services
@@ -26,6 +28,9 @@ from api.stream.reply import StreamReply, WholeReply
 
 class JobEndpoint:
     """Endpoint of one kind of request, as plain ASGI: the framework's wrappers would cost more than its work."""
+
+    streamed: type[StreamReply] = StreamReply
+    whole: type[WholeReply] = WholeReply
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -37,7 +42,7 @@ class JobEndpoint:
         admitted = await admit(services, scope, receive, self._kind, waits=waits)
         reply: ASGIApp
         if waits:
-            reply = (StreamReply if admitted.job.stream else WholeReply)(services, admitted)
+            reply = (self.streamed if admitted.job.stream else self.whole)(services, admitted)
         else:
             services.relay.close(admitted.buffer)
             admitted.headers["Preference-Applied"] = "respond-async"
@@ -61,7 +66,7 @@ async def listing(request: Request) -> Response:
     await services.learn_cards()
     named = {name: name for name in services.models} | services.aliases.listed(caller.tenant)
     shown = [_model(services, name, model) for name, model in named.items() if may_use(caller, name, model)]
-    return as_json({"object": "list", "data": shown})
+    return as_json(model_page(shown) if _by_anthropic(request) else {"object": "list", "data": shown})
 
 
 async def show(request: Request) -> Response:
@@ -69,7 +74,13 @@ async def show(request: Request) -> Response:
     services, name = services_of(request), request.path_params["model"]
     model = model_of(services, caller_of(request), name)
     await services.learn_cards()
-    return as_json(_model(services, name, model))
+    shown = _model(services, name, model)
+    return as_json(model_object(shown) if _by_anthropic(request) else shown)
+
+
+def _by_anthropic(request: Request) -> bool:
+    """Whether the client expects the answer in the form of Anthropic's API."""
+    return is_asked(request.url.path, request.scope["state"]["headers"])
 
 
 def _model(services: Services, name: str, model: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from api.stream.reply import STREAM_HEADERS, ClientGone, PacedWriter, body_messa
 from penstock.engine import Failure
 from penstock.loops import ExpectedErrors, retry
 from streaming.errors import NewerMessage, Unavailable, UnknownJob
-from streaming.jobs.codec import Delta, Terminal
+from streaming.jobs.codec import Delta, Run, Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.records import MALFORMED, NEWER, Interruption, JobRecord, was_cut_short
 from streaming.jobs.relay import GONE, ReorderBuffer
@@ -104,6 +104,13 @@ async def deltas_of(
                 raise NewerMessage(b"")
     finally:
         services.relay.close(buffer)
+
+
+def authors(buffer: ReorderBuffer, rows: Sequence[Delta], terminal: Terminal | None) -> set[Run]:
+    """Return the runs that wrote these deltas, and with the end all that wrote the text."""
+    found = {buffer.author(row.seq) for row in rows}
+    sections = terminal.sections if terminal is not None else ()
+    return {run for run in found if run is not None} | {section.run for section in sections}
 
 
 def is_waiting(record: JobRecord) -> bool:

@@ -130,7 +130,12 @@ async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
 
 async def result(request: Request) -> Response:
     """GET /v1/jobs/{id}/result: the completion, or 202 with the job while it has not ended."""
-    services, record = services_of(request), await own_record(request)
+    return await result_of(request, await own_record(request))
+
+
+async def result_of(request: Request, record: JobRecord) -> Response:
+    """Build the answer with the result of a job, or 202 with the job. Raises ApiError if it did not complete."""
+    services = services_of(request)
     headers = job_headers(record)
     if record.terminal is None:
         return as_json(await shown_job(services, record), 202, headers | {"Retry-After": "1"})

@@ -119,6 +119,10 @@ RESPONSE_USAGE = object_of(
     output_tokens_details=object_of(reasoning_tokens=INTEGER),
 )
 """Token counts as responses and batches have them."""
+MESSAGE_USAGE = object_of(
+    **each(INTEGER, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"),
+    service_tier=word_of("priority", "standard", "batch"),
+)
 TASK_USAGE = object_of(prompt_tokens=INTEGER, total_tokens=INTEGER)
 
 
@@ -353,7 +357,9 @@ ANSWERS: dict[str, Schema] = {
     "Usage": USAGE,
     "ChatCompletion": _completion("chat.completion", message=CHAT_MESSAGE),
     "Completion": _completion("text_completion", text=STRING),
-    "Answer": any_of("ChatCompletion", "Completion", "Response", "EmbeddingList", "Ranking", "TokenIds", "TokenText"),
+    "Answer": any_of(
+        "ChatCompletion", "Completion", "Response", "EmbeddingList", "Ranking", "TokenIds", "TokenText", "Message"
+    ),
     "EmbeddingList": object_of(
         object=word_of("list"),
         data=list_of(object_of(object=word_of("embedding"), index=INTEGER, embedding=VECTOR)),
@@ -393,6 +399,23 @@ ANSWERS: dict[str, Schema] = {
     "InputItem": any_of("InputMessage", "CallItem", "CallOutputItem"),
     "InputItemList": page_of("InputItem"),
     "InputTokens": object_of(object=word_of("response.input_tokens"), input_tokens=INTEGER),
+    "Message": object_of(
+        **each(STRING, "id", "model"),
+        type=word_of("message"),
+        role=word_of("assistant"),
+        content=list_of(schema("ContentBlock")),
+        stop_reason=word_of("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"),
+        stop_sequence=maybe(told(STRING, "Which one ended the text, if the engine says it.")),
+        usage=MESSAGE_USAGE,
+    ),
+    "ContentBlock": {
+        "anyOf": [
+            object_of(type=word_of("text"), text=STRING),
+            object_of(type=word_of("thinking"), **each(STRING, "thinking", "signature")),
+            object_of(type=word_of("tool_use"), **each(STRING, "id", "name"), input=FREE),
+        ]
+    },
+    "TokenCount": object_of(input_tokens=INTEGER),
     "Conversation": object_of(id=STRING, object=word_of("conversation"), created_at=INTEGER, metadata=LABELS),
     "ConversationItem": any_of("InputMessage", "CallItem", "CallOutputItem", "ReasoningOutput"),
     "ConversationItemList": page_of("ConversationItem"),

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from api.admission import Admitted, accept, caller_of, idempotency_key, prepare, read_body, read_request, services_of
 from api.auth.keys import Caller
 from api.conversations import add_turn, context_of, find, items_page, own_items
-from api.events import EventStream, HistoryChanged, deltas_of, in_parts, patiently
+from api.events import EventStream, HistoryChanged, authors, deltas_of, in_parts, patiently
 from api.jobs import as_json, job_headers, wait_for_end
 from api.openai import errors
 from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
@@ -42,7 +42,7 @@ from streaming.errors import DecodeError, NewerMessage, StreamingError, Unavaila
 from streaming.jobs.codec import Delta, Run, Terminal, decode_draft
 from streaming.jobs.job import JobState
 from streaming.jobs.records import NEWER, JobRecord
-from streaming.jobs.relay import GONE, ReorderBuffer
+from streaming.jobs.relay import GONE
 
 CANCEL_WAIT_S = 5.0
 """How long a cancel waits for the worker to stop: a running job ends within an engine step."""
@@ -238,7 +238,7 @@ class ResponseReader:
         buffer, runs = services.relay.open(record.job.id), {logged.run for logged in record.runs}
         async with aclosing(deltas_of(services, record, buffer)) as taken:
             async for rows, terminal, seen in taken:
-                if not runs.issuperset(_authors(buffer, rows, terminal)):
+                if not runs.issuperset(authors(buffer, rows, terminal)):
                     runs |= await self._read_again()
                 if len(self._record.drafts) > len(record.drafts):
                     raise HistoryChanged
@@ -257,13 +257,6 @@ class ResponseReader:
         job_id = self._record.job.id
         self._record = await patiently(lambda: self._services.job_reader.outline(job_id))
         return {logged.run for logged in self._record.runs}
-
-
-def _authors(buffer: ReorderBuffer, rows: Sequence[Delta], terminal: Terminal | None) -> set[Run]:
-    """Return the runs that wrote these deltas, and with the end all that wrote the text."""
-    found = {buffer.author(row.seq) for row in rows}
-    sections = terminal.sections if terminal is not None else ()
-    return {run for run in found if run is not None} | {section.run for section in sections}
 
 
 # --- replies to the request that created a response -------------------------------------------------------------------

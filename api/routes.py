@@ -16,7 +16,20 @@ from typing import Any, NamedTuple
 
 from starlette.routing import compile_path
 
-from api import batches, chat, conversations, durable, events, files, health, jobs, moderations, responses, timing
+from api import (
+    batches,
+    chat,
+    conversations,
+    durable,
+    events,
+    files,
+    health,
+    jobs,
+    messages,
+    moderations,
+    responses,
+    timing,
+)
 from api import usage as used
 from api.admin import audit, keys, letters, overview, pools, tenants
 from api.admin import jobs as all_jobs
@@ -154,6 +167,13 @@ ROUTES = (
           bodies=("ChatRequest",), **_COMPLETION),
     Route("POST", "/v1/completions", chat.JobEndpoint("completion"), CALLER, "Continue a text", "Completion",
           bodies=("CompletionRequest",), **_COMPLETION),
+    Route("POST", "/v1/messages", messages.Messages("message"), CALLER, "Answer a conversation, by Anthropic's API",
+          "Message", bodies=("MessagesRequest",), **_COMPLETION),
+    Route("POST", "/v1/messages/count_tokens", messages.TokenCounts("message_count"), CALLER,
+          "Count the input tokens of a message", "TokenCount", bodies=("MessageCountRequest",), **_TASK),
+    Route("GET", "/v1/messages/{message_id}", messages.retrieve, CALLER,
+          "Show a message, or stream its events after one", "Message", params=("stream", "starting_after"),
+          headers=("X-Job-Id", "Stream-Url"), or_job=True, events=True, errors=(409,)),
     Route("POST", "/v1/responses", responses.Responses("response"), CALLER, "Create a response", "Response",
           params=_KEY, errors=(*_ACCEPT, 500, 504), bodies=("ResponseRequest",), headers=(*JOB_HEADERS, "Stream-Url"),
           events=True),

@@ -13,13 +13,14 @@ import time
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.anthropic import errors as anthropic
 from api.auth.console import TOKEN_HEADER
 from api.auth.floods import REFUSED, Floods
 from api.auth.hosts import Addresses, Senders
 from api.auth.keys import Caller
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import error_body
+from api.openai.rendering import error_body, to_json
 from api.routes import TABLE, Access, RouteMatch, endpoint_of
 from api.services import Services
 from api.stream.connection_guard import invalid_http
@@ -35,7 +36,9 @@ MAX_PATH = 128
 """Characters of a path that are logged."""
 
 
-SINGLE = frozenset((b"host", b"authorization", b"origin", b"sec-fetch-site", TOKEN_HEADER))
+KEY_HEADER = b"x-api-key"
+"""Has the key alone, where there is no Authorization header."""
+SINGLE = frozenset((b"host", b"authorization", KEY_HEADER, b"origin", b"sec-fetch-site", TOKEN_HEADER))
 """Headers that decide who may do what. Of two of a name, a proxy in front may have judged by the other one."""
 
 
@@ -47,10 +50,13 @@ def _check_single(scope: Scope) -> None:
             raise invalid_http(f"it has the header {name.decode()} {names.count(name)} times, send it once")
 
 
-def error_response(services: Services, error: ApiError) -> Response:
+def error_response(services: Services, error: ApiError, scope: Scope) -> Response:
     """Return the JSON answer to a refused request, which counts as an error told to a client."""
+    request_id, headers = scope["state"]["request_id"], error.headers
     body = error_body(error, services.metrics.count_error)
-    return Response(body, error.status, error.headers, media_type="application/json")
+    if anthropic.is_asked(scope["path"], scope["state"]["headers"]):
+        body, headers = to_json(anthropic.error_object(error, request_id)), anthropic.own_headers(headers, request_id)
+    return Response(body, error.status, headers, media_type="application/json")
 
 
 class RequestGuard:
@@ -119,7 +125,7 @@ class RequestGuard:
                 self._services.audit.refused(scope, found, error)
             self.log_once(error, path, state["address"])
             state["code"] = error.code
-            return error_response(self._services, error)
+            return error_response(self._services, error, scope)
         return None
 
     def _unlisted(self, scope: Scope) -> Response:
@@ -150,7 +156,7 @@ class RequestGuard:
         if not keyring.known:
             raise errors.store_unavailable(read=scope["method"] in ("GET", "HEAD"))
         headers = state["headers"]
-        if TOKEN_HEADER in headers and b"authorization" not in headers:
+        if TOKEN_HEADER in headers and b"authorization" not in headers and KEY_HEADER not in headers:
             try:
                 state["caller"] = await self._services.console.caller(headers)
             except Unavailable:
@@ -158,6 +164,8 @@ class RequestGuard:
             if state["caller"] is not None:
                 return
         authorization = headers.get(b"authorization", b"").decode("latin-1")
+        if not authorization and KEY_HEADER in headers:
+            authorization = "Bearer " + headers[KEY_HEADER].decode("latin-1")
         if keyring.issuer is not None:
             await keyring.issuer.ready(authorization)
         is_keyless = keyring.open or keyring.is_admin_token(authorization)

@@ -142,7 +142,9 @@ class Keyring:
             return LOCAL_CALLER
         digest = self._sent(authorization)
         if not digest:
-            raise errors.invalid_api_key("No API key was given. Send it as 'Authorization: Bearer <key>'.")
+            raise errors.invalid_api_key(
+                "No API key was given. Send it as 'Authorization: Bearer <key>', or as 'x-api-key: <key>'."
+            )
         found = self._callers.get(digest) or self._issued(authorization or "")
         if found is None:
             raise errors.invalid_api_key("This API key is not known here.")

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from api.openai.errors import TASK_FIELDS, ApiError, content_filter, invalid_request
 from penstock.content import MAX_LOOKS, Cleaner, ContentSettings, TenantRules, TooMuch, note, rules_of
-from streaming.jobs.job import IN_RESPONSES, Chat, Inputs, Job, Tokens
+from streaming.jobs.job import Chat, Inputs, Job, Tokens, own_name
 from telemetry.metrics import Metrics
 
 T = TypeVar("T")
@@ -111,5 +111,4 @@ def _field(job: Job) -> str:
     """The field of the request that holds its prompt."""
     if job.task is not None:
         return TASK_FIELDS[job.task.kind]
-    field = "messages" if isinstance(job.prompt, Chat) else "prompt"
-    return field if job.response is None else IN_RESPONSES.get(field, field)
+    return own_name(job, "messages" if isinstance(job.prompt, Chat) else "prompt")

@@ -480,6 +480,22 @@ class MessageCall(StrictBody):
         return ToolCall(self.id, self.function.name, self.function.arguments, extras)
 
 
+def offered_tools(offered: tuple[Tool, ...], mode: str, names: Sequence[str], *, parallel: bool) -> Tools | None:
+    """Return the tools of an answer; None if it may call none. `mode` and `names`: as `_chosen` has them. Raises
+    ApiError (400)."""
+    known = {tool.name for tool in offered}
+    refuse_if(len(known) < len(offered), "tools", "must have different names")
+    if mode == "none":
+        return None
+    what = "needs tools: give the functions to choose from. Tools of other kinds do not run here"
+    refuse_if(not offered, "tool_choice", what)
+    refuse_if(not known.issuperset(names), "tool_choice", "names a function that is not in tools")
+    if mode == "function":  # the others are still shown to the model
+        return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
+    some = tuple([tool for tool in offered if not names or tool.name in names])
+    return Tools(offered=some, choice="required" if mode == "required" else "auto", parallel=parallel)
+
+
 class OfferedTools(StrictBody):
     """The fields of a request that offer tools, whose forms its endpoint decides."""
 
@@ -497,19 +513,10 @@ class OfferedTools(StrictBody):
     @property
     def tools_asked(self) -> Tools | None:
         """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
-        offered, parallel = tuple([tool.tool for tool in self.functions]), self.parallel_tool_calls is not False
-        known = {tool.name for tool in offered}
-        refuse_if(len(known) < len(offered), "tools", "must have different names")
-        mode, names = _chosen(self.tool_choice)
-        if mode == "none" or (self.tool_choice in (None, "auto") and not offered):
+        offered, (mode, names) = tuple([tool.tool for tool in self.functions]), _chosen(self.tool_choice)
+        if self.tool_choice in (None, "auto") and not offered:
             return None
-        what = "needs tools: give the functions to choose from. Tools of other kinds do not run here"
-        refuse_if(not offered, "tool_choice", what)
-        refuse_if(not known.issuperset(names), "tool_choice", "names a function that is not in tools")
-        if mode == "function":  # the others are still shown to the model
-            return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
-        some = tuple([tool for tool in offered if not names or tool.name in names])
-        return Tools(offered=some, choice="required" if mode == "required" else "auto", parallel=parallel)
+        return offered_tools(offered, mode, names, parallel=self.parallel_tool_calls is not False)
 
 
 class ToolFields(OfferedTools):
@@ -611,6 +618,9 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 class QueuedRequest(StrictBody, ABC):
     """A request that becomes one job."""
 
+    OPEN: ClassVar[bool] = True
+    """Whether its unknown fields may go on to a model's server: those of another API may not."""
+
     model: Annotated[str, Field(min_length=1, max_length=128)]
     """A name from `GET /v1/models`."""
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
@@ -630,6 +640,11 @@ class QueuedRequest(StrictBody, ABC):
     def naming(self, model: str) -> Self:
         """The same request for a model that its own name of one means."""
         return self if model == self.model else self.model_copy(update={"model": model})
+
+    @property
+    def end_user(self) -> str | None:
+        """Whom the client asks for."""
+        return self.user
 
     @property
     def detached(self) -> bool:
@@ -850,7 +865,7 @@ def passed_fields(request: QueuedRequest, card: ModelCard | None) -> dict[str, A
     """Return the fields of a request that its job has for the model's server."""
     if card is None or not card.capabilities.passes_fields:
         return {}
-    found = {**(request.model_extra or {}), **request.known_to_servers}
+    found = {**((request.model_extra or {}) if request.OPEN else {}), **request.known_to_servers}
     return {name: value for name, value in found.items() if value is not None and passes(name, card)}
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from api.anthropic.answer import message_in_slices
+from api.anthropic.request import sent_fields
 from api.openai.errors import from_terminal
 from api.openai.rendering import Facts, completion_in_slices
 from api.openai.responses.items import sent_items
@@ -34,6 +36,8 @@ def answer_in_slices(
         raise from_terminal(terminal)
     if facts.job.task is not None:
         return task_answer_in_slices(facts.job, terminal, rows)
+    if facts.job.message is not None:
+        return message_in_slices(facts, terminal, rows)
     if facts.job.response is None:
         return completion_in_slices(facts, terminal, rows)
     return ended_response(facts, terminal, rows, drafts)
@@ -145,6 +149,8 @@ def input_object(job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
     if job.response is not None:
         found |= _response(job, job.response)
+    elif job.message is not None:
+        found |= _sampling(job.sampling) | sent_fields(job, job.message)
     else:
         found |= _prompt(job) | (_generation(job) if job.task is None else _task_options(job.task, job.task_form))
         found |= _tools(job.tools)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from msgspec.structs import replace
 from pydantic import Field, Tag
 
+from api.anthropic.request import MessageCountRequest, MessagesRequest, PromptFields
 from api.openai import fields
 from api.openai.errors import invalid_request, refuse_if
 from api.openai.json_body import read_object, validated
@@ -28,8 +29,9 @@ from streaming.jobs.records import MAX_CHOICES
 from streaming.order import Priority
 
 Kind: TypeAlias = Literal[
-    "chat", "completion", "job", "response", "count", "embedding", "rerank", "tokenize", "detokenize"
-]
+    "chat", "completion", "job", "response", "count", "embedding", "rerank", "tokenize", "detokenize", "message",
+    "message_count",
+]  # fmt: skip
 
 MAX_N = 8
 """Choices for one prompt; `[api] max_choices_per_request` bounds those of all prompts together."""
@@ -352,7 +354,7 @@ class DetokenizeRequest(TaskRequest):
 
 # --- all of them -----------------------------------------------------------------------------------------------------
 
-Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | TaskRequest
+Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | PromptFields | TaskRequest
 
 JOB_MODELS: Mapping[str, type[Request]] = {
     "/v1/chat/completions": ChatJobRequest,
@@ -368,6 +370,8 @@ MODELS: Mapping[str, type[Request]] = {
     "completion": CompletionRequest,
     "response": ResponseRequest,
     "count": CountRequest,
+    "message": MessagesRequest,
+    "message_count": MessageCountRequest,
     "embedding": EmbeddingRequest,
     "rerank": RerankRequest,
     "tokenize": TokenizeRequest,
@@ -458,7 +462,7 @@ def to_job(
         max_queue_ms=queue.max_queue_ms,
         trace=trace or {},
         metadata=request.metadata or {},
-        user=request.user,
+        user=request.end_user,
         on_disconnect=request.on_disconnect,
         events=events,
         webhook=webhook,
@@ -495,7 +499,7 @@ def _extras(part: fields.StrictBody, path: str, passing: ModelCard | None) -> It
         yield f"{path}{part.type}"
         return
     if part.model_extra and not (passing is not None and part.PASSED and fields.ALL not in passing.withheld):
-        top = passing if isinstance(part, fields.QueuedRequest) else None
+        top = passing if isinstance(part, fields.QueuedRequest) and part.OPEN else None
         extras = [name for name in part.model_extra if name not in part.used]
         yield from (path + name for name in extras if top is None or not fields.passes(name, top))
     for name in part.ignored:

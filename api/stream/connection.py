@@ -119,6 +119,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, guard: ConnectionGuard, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.url, self.headers = b"", []
         self._guard = guard
         self._max_header_bytes = guard.settings.max_header_bytes
         self._max_headers = guard.settings.max_headers
@@ -381,7 +382,7 @@ class Connection(HttpToolsProtocol):
         the error, which is not counted: end the connection after that answer, or at once in the middle of a body."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
-            self.transport.write(answer_of(error, self._guard.count))
+            self.transport.write(answer_of(error, self._guard.count, self.url, self.headers))
             self._linger()
         elif not self._in_body:
             cycle.keep_alive = False
@@ -392,7 +393,7 @@ class Connection(HttpToolsProtocol):
         else:
             cycle.disconnected = True
             cycle.message_event.set()
-            self.transport.write(answer_of(error, self._guard.count))
+            self.transport.write(answer_of(error, self._guard.count, self.url, self.headers))
             self._linger()
 
     def _end(self) -> None:

@@ -13,16 +13,17 @@ import resource
 import selectors
 import socket
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from http import HTTPStatus
 from types import FrameType
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 import uvicorn
 
+from api.anthropic import errors as anthropic
 from api.auth.hosts import Addresses
 from api.openai.errors import ApiError, retry_after
-from api.openai.rendering import error_body
+from api.openai.rendering import error_body, to_json
 from api.settings import ApiSettings
 from penstock.loops import coalesced, wait
 
@@ -100,9 +101,14 @@ def too_many_connections(most: int, setting: str) -> ApiError:
     return ApiError(503, "too_many_connections", message, headers=retry_after(CONNECTION_RETRY_S))
 
 
-def answer_of(error: ApiError, count: Callable[[str], object]) -> bytes:
-    """A whole HTTP answer, the last one of its connection, which `count` counts."""
+def answer_of(
+    error: ApiError, count: Callable[[str], object], url: bytes = b"", fields: Iterable[tuple[bytes, bytes]] = ()
+) -> bytes:
+    """A whole HTTP answer, the last one of its connection, which `count` counts. `url` and header `fields`: of its
+    request, as far as they are known."""
     body = error_body(error, count)
+    if anthropic.is_asked(url.decode("latin-1"), dict(fields)):
+        body = to_json(anthropic.error_object(error))
     headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | error.headers).items())
     head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}\r\n"

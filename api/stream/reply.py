@@ -16,12 +16,13 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import Admitted
+from api.anthropic.answer import MessageEvents
 from api.auth.answers import is_key_ended
 from api.openai import errors
 from api.openai.errors import ApiError
@@ -313,7 +314,7 @@ class NumberedFlow(TokenFlow):
 
     __slots__ = ("_sequence",)
 
-    def __init__(self, histogram: BufferedHistogram, sequence: EventSequence) -> None:
+    def __init__(self, histogram: BufferedHistogram, sequence: EventSequence | MessageEvents) -> None:
         super().__init__(histogram)
         self._sequence = sequence
 
@@ -463,7 +464,9 @@ class StreamReply(Reply):
     no other stream.
     """
 
-    _renderer: ChunkRenderer | EventSequence
+    ping: ClassVar[bytes] = PING
+    """What is written while the job is silent."""
+    _renderer: ChunkRenderer | EventSequence | MessageEvents
     """Gets every delta in order, those in the terminal message too, and then that message."""
     _writer: PacedWriter
     _connection: Connection
@@ -507,7 +510,7 @@ class StreamReply(Reply):
         finally:
             metrics.dec()
 
-    def _new_renderer(self) -> ChunkRenderer | EventSequence:
+    def _new_renderer(self) -> ChunkRenderer | EventSequence | MessageEvents:
         return ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
 
     def _start(self, rows: Sequence[Delta] = ()) -> None:
@@ -522,7 +525,10 @@ class StreamReply(Reply):
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         """End a started stream that cannot go on."""
-        await send(body_message(error_event(error, self._services.metrics.count_error), more=False))
+        await send(body_message(self._error_event(error), more=False))
+
+    def _error_event(self, error: ApiError) -> bytes:
+        return error_event(error, self._services.metrics.count_error)
 
     async def _break_off(self, send: Send, error: ApiError) -> None:
         """End a started stream whose job goes on, because this process ends or has a bug."""
@@ -590,7 +596,7 @@ class StreamReply(Reply):
             except ValueError as error:  # a header that cannot be sent
                 self._buffer.stop(error)
                 return
-            self._connection.write_chunk(PING)
+            self._connection.write_chunk(self.ping)
             self._pinged_s, idle_s = now, 0.0
         self._ping_timer = asyncio.get_running_loop().call_later(
             keep_alive_s - min(idle_s, keep_alive_s), self._ping_if_idle
@@ -609,7 +615,7 @@ class StreamReply(Reply):
             self._measure(rows)
         if not self._started:
             self._start(rows)
-            data = data or PING
+            data = data or self.ping
         if data and (self._finished or not self._connection.write_chunk(data)):
             self._unwritten = data
             return False
@@ -627,7 +633,7 @@ class StreamReply(Reply):
             try:
                 data += self._renderer.end(terminal)
             except ApiError as error:
-                data += error_event(error, self._services.metrics.count_error)
+                data += self._error_event(error)
         return data
 
 

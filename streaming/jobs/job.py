@@ -50,6 +50,17 @@ class ResponseForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     prompt_cache_key: str | None = None
 
 
+class MessageForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the Messages API shows of a request, likewise."""
+
+    thinking: bool = False
+    """Whether the answer shows what the model thought."""
+
+
+MESSAGE_VERSION = 7
+"""The version of a job with a MessageForm."""
+
+
 class TaskForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The fields of a request for embeddings or for a ranking that no engine needs."""
 
@@ -113,6 +124,7 @@ class Endpoint(StrEnum):
     CHAT = "c", "/v1/chat/completions"
     COMPLETIONS = "t", "/v1/completions"
     RESPONSES = "r", "/v1/responses"
+    MESSAGES = "m", "/v1/messages"
     EMBEDDINGS = "e", "/v1/embeddings"
     RERANK = "k", "/v1/rerank"
     TOKENIZE = "o", "/tokenize"
@@ -199,7 +211,7 @@ def preview_of(prompt: Prompt) -> str:
     return words[:end].rstrip(_JOINERS + " ") + "…"
 
 
-JOB_VERSION = 6
+JOB_VERSION = 7
 """The greatest version of a job's body that this version of Penstock reads. A worker puts a job of a greater one back
 for a newer worker."""
 
@@ -260,6 +272,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Attempts at the job of which this one is a replay, oldest first."""
     response: ResponseForm | None = None
     """What the Responses API shows of the request; None for a job of another endpoint."""
+    message: MessageForm | None = None
+    """Likewise of the Messages API."""
     tools: Tools | None = None
     """Functions that the answer may call."""
     reasoning: str = ""
@@ -291,6 +305,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return _TASKS[self.task.kind]
         if self.response is not None:
             return Endpoint.RESPONSES
+        if self.message is not None:
+            return Endpoint.MESSAGES
         return Endpoint.CHAT if isinstance(self.prompt, Chat) else Endpoint.COMPLETIONS
 
     @property
@@ -348,6 +364,14 @@ process some 2 s of computing, in slices; either is put into its final form at o
 
 IN_RESPONSES = {"messages": "input", "response_format": "text.format", "logprobs": "include"}
 """Names that fields of a job have in the Responses API, where they differ."""
+IN_MESSAGES = {"response_format": "output_config.format"}
+"""Likewise in the Messages API."""
+
+
+def own_name(job: Job, field: str) -> str:
+    """The name of a chat's field at the endpoint of a job."""
+    names = IN_MESSAGES if job.message is not None else {} if job.response is None else IN_RESPONSES
+    return names.get(field, field)
 
 
 def unsupported(job: Job, capabilities: Capabilities, embedding_size: int = 0) -> Failure | None:
@@ -362,7 +386,7 @@ def unsupported(job: Job, capabilities: Capabilities, embedding_size: int = 0) -
     param, what = next(refusals, ("", ""))
     if not param:
         return None
-    param = param if job.response is None else IN_RESPONSES.get(param, param)
+    param = own_name(job, param)
     return Failure("invalid_request_error", f"{param}: the engine of {job.model!r} {what}.", 400, param)
 
 

@@ -167,7 +167,7 @@ class Queue:
             "max_reserved": reserved.max_reserved,
             "order": f"{cost.prompt}:{cost.output}:{self._weights.get(job.tenant, DEFAULT_WEIGHT)}:{cost.patience_ms}",
             "patience_ms": cost.patience_ms,
-            "dated": job.response is not None,
+            "dated": job.response is not None or job.message is not None,
             "endpoint": job.endpoint,
             "conversation": conversation or None if version is not None else None,
             "version": version,

@@ -1,0 +1,230 @@
+"""Content blocks of the Messages API: validates the messages of a request, and converts them to turns and back.
+
+A message becomes one turn or more, the same as the messages of a chat that say it: each result of a tool is a turn of
+its own, and earlier thinking is a further field, which only a model's server gets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+from pydantic import Field, Tag, model_validator
+
+from api.openai.fields import MAX_MESSAGES, FunctionName, StrictBody, by_shape, refusal, shape
+from api.openai.responses.items import reasoned_turn
+from penstock.engine import ChatTurn
+from penstock.tools import ToolCall
+
+USER, ASSISTANT = "user", "assistant"
+ID = Field(min_length=1, max_length=128)
+
+
+class Block(StrictBody):
+    """One block of a message's content."""
+
+    ROLES: ClassVar[tuple[str, ...]] = (USER, ASSISTANT, "system")
+    """The roles of messages that may have it."""
+
+    cache_control: dict[str, Any] | None = None
+    """Without effect: engines keep the beginnings of prompts by themselves."""
+
+    @property
+    def words(self) -> str:
+        """What of it is text of its message."""
+        return ""
+
+
+class TextBlock(Block):
+    """Text."""
+
+    type: Literal["text"]
+    """Text."""
+    text: str
+    """Blocks are joined without anything between them."""
+
+    @property
+    def words(self) -> str:
+        return self.text
+
+
+class Thinking(Block):
+    """The thinking of an earlier answer, which engines do not see."""
+
+    ROLES = (ASSISTANT,)
+
+    type: Literal["thinking"]
+    """Earlier thinking."""
+    thinking: str
+    """Only a model's server gets it."""
+    signature: str | None = None
+    """Without effect."""
+
+
+class ToolUse(Block):
+    """A call that an earlier answer made."""
+
+    ROLES = (ASSISTANT,)
+
+    type: Literal["tool_use"]
+    """A call."""
+    id: Annotated[str, ID]
+    """The `tool_use_id` of its result."""
+    name: FunctionName
+    """The tool that was called."""
+    input: dict[str, Any]
+    """The arguments."""
+
+    @property
+    def call(self) -> ToolCall:
+        return ToolCall(self.id, self.name, msgspec.json.encode(self.input).decode())
+
+
+class Unseen(Block):
+    """A block that models here do not see: redacted thinking, or of a tool that a server runs. It is left out."""
+
+    type: str = Field(max_length=80)
+    """Without effect: named in X-Ignored-Fields."""
+
+    @property
+    def ignored(self) -> list[str]:
+        return [self.type]
+
+
+_UNSEEN = re.compile(r"redacted_thinking|(server|mcp)_tool_use|[a-z_]{1,64}_tool_result")
+_KINDS = ("text", "thinking", "tool_use", "tool_result")
+
+
+def _kind(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str):
+        return None
+    return f"<{kind}>" if kind in _KINDS else "<unseen>" if _UNSEEN.fullmatch(kind) else None
+
+
+TextBlocks: TypeAlias = Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+Words: TypeAlias = Annotated[
+    Annotated[str, Tag("<str>")] | Annotated[TextBlocks, Tag("<list>")],
+    by_shape(shape, "a string or a list of blocks"),
+]
+"""A text, or blocks of text."""
+
+
+def words_of(content: str | Sequence[Block] | None) -> str:
+    """The text of a content."""
+    return content if isinstance(content, str) else "".join([block.words for block in content or ()])
+
+
+class ToolResult(Block):
+    """What a tool returned."""
+
+    ROLES = (USER,)
+
+    type: Literal["tool_result"]
+    """The result of a call."""
+    tool_use_id: Annotated[str, ID]
+    """The call."""
+    content: Words | None = None
+    """A text, or blocks of text."""
+    is_error: bool | None = None
+    """Of a result without content, the model is told that the tool failed."""
+
+    @property
+    def turn(self) -> ChatTurn:
+        said = words_of(self.content)
+        return ChatTurn("tool", "Error" if self.is_error and not said else said, call_id=self.tool_use_id)
+
+
+AnyBlock: TypeAlias = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[Thinking, Tag("<thinking>")]
+    | Annotated[ToolUse, Tag("<tool_use>")]
+    | Annotated[ToolResult, Tag("<tool_result>")]
+    | Annotated[Unseen, Tag("<unseen>")],
+    by_shape(_kind, f"a block of type {', '.join(_KINDS)}: this model takes no others"),
+]
+Blocks: TypeAlias = Annotated[list[AnyBlock], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+Content: TypeAlias = Annotated[
+    Annotated[str, Tag("<str>")] | Annotated[Blocks, Tag("<list>")], by_shape(shape, "a string or a list of blocks")
+]
+
+
+class InputMessage(StrictBody):
+    """One message of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    """Who speaks."""
+    content: Content
+    """A text, or a list of blocks."""
+
+    @model_validator(mode="after")
+    def _in_place(self) -> InputMessage:
+        for block in self.content if isinstance(self.content, list) else ():
+            if self.role not in block.ROLES:
+                raise refusal(f"has a block {block.type!r}, which has no place in a message of {self.role!r}")
+        return self
+
+    @property
+    def turns(self) -> list[ChatTurn]:
+        """The message as engines take it."""
+        if isinstance(self.content, str):
+            return [ChatTurn(self.role, self.content)]
+        if self.role == ASSISTANT:
+            thought = reasoned_turn("".join([each.thinking for each in self.content if isinstance(each, Thinking)]))
+            calls = tuple([block.call for block in self.content if isinstance(block, ToolUse)])
+            return [ChatTurn(ASSISTANT, words_of(self.content), calls, extras=thought.extras)]
+        turns = list[ChatTurn]()
+        for is_result, blocks in groupby(self.content, lambda block: isinstance(block, ToolResult)):
+            if is_result:
+                turns += [block.turn for block in blocks if isinstance(block, ToolResult)]
+            else:
+                turns.append(ChatTurn(self.role, words_of(list(blocks))))
+        return turns or [ChatTurn(self.role, "")]
+
+
+Messages: TypeAlias = Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def turns_of(system: str | Sequence[Block] | None, messages: Iterable[InputMessage]) -> tuple[ChatTurn, ...]:
+    """Return a conversation as engines take it."""
+    first = [] if system is None else [ChatTurn("system", words_of(system))]
+    return (*first, *(turn for message in messages for turn in message.turns))
+
+
+# --- turns as messages -----------------------------------------------------------------------------------------------
+
+
+def sent_messages(turns: Sequence[ChatTurn]) -> dict[str, Any]:
+    """Render turns as the `system` and `messages` that a request would send for them."""
+    first = [turn.content for turn in turns[:1] if turn.role == "system"]
+    return {"system": first[0] if first else None, "messages": list(_messages(turns[len(first) :]))}
+
+
+def _messages(turns: Iterable[ChatTurn]) -> Iterator[dict[str, Any]]:
+    for is_result, group in groupby(turns, lambda turn: turn.role == "tool"):
+        if is_result:
+            results = [{"type": "tool_result", "tool_use_id": each.call_id, "content": each.content} for each in group]
+            yield {"role": USER, "content": results}
+        else:
+            yield from ({"role": turn.role, "content": _content(turn)} for turn in group)
+
+
+def _content(turn: ChatTurn) -> str | list[dict[str, Any]]:
+    thought = turn.extras.get("reasoning_content")
+    if not turn.calls and not isinstance(thought, str):
+        return turn.content
+    blocks = [{"type": "thinking", "thinking": thought, "signature": ""}] if isinstance(thought, str) else []
+    blocks += [{"type": "text", "text": turn.content}] if turn.content else []
+    return blocks + [tool_use(call.id, call.name, call.arguments) for call in turn.calls]
+
+
+def tool_use(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Render a call. Arguments that are no whole object, because a limit cut them, are left out."""
+    try:
+        given = msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        given = {}
+    return {"type": "tool_use", "id": call_id, "name": name, "input": given}

@@ -1,0 +1,55 @@
+"""Errors and headers as clients of Anthropic's API expect them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from api.openai.errors import RATE_HEADERS, ApiError
+from api.openai.rendering import to_json
+
+PATHS = "/v1/messages"
+VERSION_HEADER = b"anthropic-version"
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def is_asked(path: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a client expects an answer in this API's form. `headers`: by name in lower case."""
+    return path.startswith(PATHS) or VERSION_HEADER in headers
+
+
+def error_object(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
+    """The JSON body of an error, and the data of an error event: its type, and beside it what errors have here."""
+    kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": error.body["error"] | {"type": kind}, "request_id": request_id}
+
+
+def error_event(error: ApiError, request_id: str) -> bytes:
+    """The last event of a stream that failed after its 200. It is not in the log, so it has no id."""
+    return b"event: error\ndata: %b\n\n" % to_json(error_object(error, request_id))
+
+
+def own_headers(headers: Mapping[str, str], request_id: str) -> dict[str, str]:
+    """These headers of an answer, and those that this API has: the id of the request, and what is left of rates."""
+    found = {**headers, "request-id": request_id}
+    for name in RATE_HEADERS:
+        if name in headers:
+            _, _, field, unit = name.split("-")
+            found[f"anthropic-ratelimit-{unit}-{field}"] = _moment(headers[name]) if field == "reset" else headers[name]
+    return found
+
+
+def _moment(seconds: str) -> str:
+    """The time in so many seconds, written as `1.5s`."""
+    return datetime.fromtimestamp(time.time() + float(seconds[:-1]), UTC).isoformat(timespec="seconds")

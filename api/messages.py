@@ -1,0 +1,149 @@
+"""/v1/messages: Anthropic's Messages API. Creates messages, shows and follows them, and counts input tokens.
+
+A message is a job: it waits in the same lanes under the same quotas, and `msg_` with the job's id is its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.admission import Admitted, services_of
+from api.anthropic.answer import PING, SPAN, START, MessageEvents, job_of
+from api.anthropic.errors import error_event, error_object, own_headers
+from api.chat import JobEndpoint
+from api.events import EventStream, HistoryChanged, authors, deltas_of, in_parts, patiently
+from api.jobs import job_headers, own_record, result_of
+from api.openai import errors
+from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
+from api.openai.rendering import to_json
+from api.openai.results import count_of
+from api.query import value_of, whole_number
+from api.services import Services
+from api.stream.reply import STREAM_HEADERS, NumberedFlow, Reply, StreamReply, WholeReply, stream_url
+from streaming.errors import DecodeError, NewerMessage, UnknownJob
+from streaming.jobs.codec import Delta, Terminal
+from streaming.jobs.job import JobState
+from streaming.jobs.records import NEWER, JobRecord
+from streaming.jobs.relay import GONE
+
+
+async def retrieve(request: Request) -> ASGIApp:
+    """GET /v1/messages/{id}[?stream=true&starting_after=n]: show the message, or 202 with its job while it has not
+    ended; or stream its events, after one that `Last-Event-ID` or `starting_after` names."""
+    services, query = services_of(request), request.query_params
+    request.path_params["job_id"] = job_of(request.path_params["message_id"])
+    record = await own_record(request)
+    if record.job.message is None:
+        raise errors.job_not_found()
+    seen, after = request.headers.get("last-event-id"), value_of(query, "starting_after")
+    streams = "text/event-stream" in request.headers.get("accept", "") or value_of(query, "stream") == "true"
+    if after is None and seen:
+        after = whole_number(seen, "Last-Event-ID", 0, 10**15 - 1)
+    if not streams:
+        errors.refuse_if(after is not None, "starting_after", "needs stream=true")
+        return await result_of(request, record)
+    headers = STREAM_HEADERS | job_headers(record) | stream_url(record.job.id)
+    if request.method == "HEAD":  # its connection takes no other request until the answer is over
+        return Response(headers=headers)
+    if after is not None:
+        if record.has_lost or after // SPAN != record.resets:
+            raise errors.cursor_lost()
+        services.metrics.stream_resumes.inc()
+    rest = _events(services, record, START if after is None else after, request.scope["state"]["request_id"])
+    return EventStream(services, rest, headers, PING, breaks=True)
+
+
+async def _events(services: Services, record: JobRecord, after: int, request_id: str) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a message after number `after`: the bytes that its first reader got."""
+    job_id, events = record.job.id, MessageEvents(record.job, record.resets, after)
+    runs = {logged.run for logged in record.runs}
+    buffer = services.relay.open(job_id)
+    try:
+        async with aclosing(deltas_of(services, record, buffer)) as taken:
+            async for rows, terminal, _ in taken:
+                if not runs.issuperset(found := authors(buffer, rows, terminal)):
+                    now = await patiently(lambda: services.job_reader.outline(job_id))
+                    if now.resets != record.resets:
+                        raise HistoryChanged
+                    runs |= found
+                async for data in in_parts(services, rows, events.deltas):
+                    yield data
+                if terminal is not None:
+                    yield events.end(terminal)
+        return
+    except HistoryChanged:
+        error = stream_reset(job_id)
+    except UnknownJob:
+        error = from_failure(GONE)
+    except (NewerMessage, DecodeError):
+        error = from_failure(NEWER)
+    except ApiError as told:
+        error = told
+    services.metrics.count_error(error.code)
+    yield error_event(error, request_id)
+
+
+# --- replies ----------------------------------------------------------------------------------------------------------
+
+
+class MessageReply(Reply):
+    """What whole and streamed messages have in common: headers and errors in their form."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As Reply."""
+        self._admitted.headers = own_headers(self._admitted.headers, scope["state"]["request_id"])
+        await super().__call__(scope, receive, send)
+
+    async def _send_error(self, send: Send, error: ApiError) -> None:
+        self._services.metrics.count_error(error.code)
+        body = to_json(error_object(error, self._request_id))
+        await self._send(send, error.status, body, own_headers(error.headers, self._request_id))
+
+
+class MessageStream(MessageReply, StreamReply):
+    """Streams a new message."""
+
+    ping = PING
+
+    def __init__(self, services: Services, admitted: Admitted) -> None:
+        super().__init__(services, admitted)
+        self._sequence = MessageEvents(self._job)
+        self._flow = NumberedFlow(self._metrics.per_token, self._sequence)
+
+    def _new_renderer(self) -> MessageEvents:
+        return self._sequence
+
+    def _error_event(self, error: ApiError) -> bytes:
+        self._services.metrics.count_error(error.code)
+        return error_event(error, self._request_id)
+
+
+class WholeMessage(MessageReply, WholeReply):
+    """Sends a new message once it has ended."""
+
+
+class TokenCount(WholeMessage):
+    """Sends the number of a request's input tokens, as the engine counted them or told their ids."""
+
+    async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
+        if terminal.state is not JobState.COMPLETED:
+            raise from_terminal(terminal)
+        count = terminal.usage.prompt if self._job.task is None else count_of("".join([row.text for row in rows]))
+        return to_json({"input_tokens": count})
+
+
+class Messages(JobEndpoint):
+    """POST /v1/messages."""
+
+    streamed, whole = MessageStream, WholeMessage
+
+
+class TokenCounts(JobEndpoint):
+    """POST /v1/messages/count_tokens."""
+
+    whole = TokenCount
