@@ -358,7 +358,7 @@ ANSWERS: dict[str, Schema] = {
     "ChatCompletion": _completion("chat.completion", message=CHAT_MESSAGE),
     "Completion": _completion("text_completion", text=STRING),
     "Answer": any_of(
-        "ChatCompletion", "Completion", "Response", "EmbeddingList", "Ranking", "TokenIds", "TokenText", "Message"
+        "ChatCompletion", "Completion", "Response", "EmbeddingList", "Ranking", "TokenIds", "TokenText", "MessageAnswer"
     ),
     "EmbeddingList": object_of(
         object=word_of("list"),
@@ -399,7 +399,7 @@ ANSWERS: dict[str, Schema] = {
     "InputItem": any_of("InputMessage", "CallItem", "CallOutputItem"),
     "InputItemList": page_of("InputItem"),
     "InputTokens": object_of(object=word_of("response.input_tokens"), input_tokens=INTEGER),
-    "Message": object_of(
+    "MessageAnswer": object_of(
         **each(STRING, "id", "model"),
         type=word_of("message"),
         role=word_of("assistant"),

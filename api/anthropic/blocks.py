@@ -152,7 +152,7 @@ Content: TypeAlias = Annotated[
 ]
 
 
-class InputMessage(StrictBody):
+class SentMessage(StrictBody):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -161,7 +161,7 @@ class InputMessage(StrictBody):
     """A text, or a list of blocks."""
 
     @model_validator(mode="after")
-    def _in_place(self) -> InputMessage:
+    def _in_place(self) -> SentMessage:
         for block in self.content if isinstance(self.content, list) else ():
             if self.role not in block.ROLES:
                 raise refusal(f"has a block {block.type!r}, which has no place in a message of {self.role!r}")
@@ -185,10 +185,10 @@ class InputMessage(StrictBody):
         return turns or [ChatTurn(self.role, "")]
 
 
-Messages: TypeAlias = Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Messages: TypeAlias = Annotated[list[SentMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-def turns_of(system: str | Sequence[Block] | None, messages: Iterable[InputMessage]) -> tuple[ChatTurn, ...]:
+def turns_of(system: str | Sequence[Block] | None, messages: Iterable[SentMessage]) -> tuple[ChatTurn, ...]:
     """Return a conversation as engines take it."""
     first = [] if system is None else [ChatTurn("system", words_of(system))]
     return (*first, *(turn for message in messages for turn in message.turns))

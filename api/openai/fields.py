@@ -605,6 +605,7 @@ Messages: TypeAlias = Annotated[list[ChatMessage], Field(min_length=1, max_lengt
 
 TIERS = {
     "default": Priority.STANDARD,
+    "standard_only": Priority.STANDARD,
     "flex": Priority.BATCH,
     "scale": Priority.INTERACTIVE,
     "priority": Priority.INTERACTIVE,
