@@ -37,6 +37,8 @@ from penstock.engine import ChatTurn, ModelCard
 from penstock.loops import ExpectedErrors, retry
 from penstock.text import without_mark
 from streaming import errors as store
+from streaming.fleet.aliases import Target
+from streaming.fleet.settings import served_names
 from streaming.ids import joined, partition_of
 from streaming.jobs.job import CancelledBy, Chat, Job, Prompt, unsupported
 from streaming.jobs.queue import Accepted
@@ -221,18 +223,19 @@ def read_request(services: Services, state: dict[str, Any], kind: Kind, body: by
     """Validate a body, and note its model in the `state` of its scope. Raises ApiError (400, 404)."""
     asked = parse(kind, body, services.aliases.default)
     check_choices(asked, services.settings.max_choices_per_request)
-    state["model"] = model = model_of(services, state["caller"], asked.model)
-    return asked.naming(model)
+    found = model_of(services, state["caller"], asked.model)
+    state["model"] = found.model
+    return asked.naming(found.model, found.adapter)
 
 
-def model_of(services: Services, caller: Caller, name: str) -> str:
-    """Return the model that a caller means by a name. Raises ApiError (403: its key is not for it, 404)."""
+def model_of(services: Services, caller: Caller, name: str) -> Target:
+    """Return what a caller means by a name. Raises ApiError (403: its key is not for it, 404)."""
     found = services.meant(caller.tenant, name)
-    if not may_use(caller, name, *(found or ())):
+    if not may_use(caller, name, *(found.names if found is not None else ())):
         raise errors.outside_of_key("models", name)
     if found is None:
-        raise errors.model_not_found(name, [*services.models, *services.aliases.listed(caller.tenant)])
-    return found.model
+        raise errors.model_not_found(name, [*served_names(services.models), *services.aliases.listed(caller.tenant)])
+    return found
 
 
 def may_use(caller: Caller, *names: str) -> bool:
@@ -253,7 +256,7 @@ def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) 
         webhook=webhook,
         card=card,
     )
-    if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
+    if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size, card.adapters)):
         raise errors.from_failure(failure)
     ignored = ", ".join(ignored_fields(asked, card))
     return PreparedRequest(asked, job, job.prompt, card, cost_of(job, card), limit_of(job), ignored)

@@ -24,6 +24,8 @@ from api.jobs import accepted_response, as_json
 from api.openai.schemas import Kind
 from api.services import Services
 from api.stream.reply import StreamReply, WholeReply
+from streaming.fleet.aliases import Target
+from streaming.fleet.settings import served_names
 
 
 class JobEndpoint:
@@ -61,20 +63,21 @@ def prefers_async(prefer: str) -> bool:
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/models: list every configured model, then the aliases that the caller may use."""
+    """GET /v1/models: list every configured model with its adapters, then the aliases that the caller may use."""
     services, caller = services_of(request), caller_of(request)
     await services.learn_cards()
-    named = {name: name for name in services.models} | services.aliases.listed(caller.tenant)
-    shown = [_model(services, name, model) for name, model in named.items() if may_use(caller, name, model)]
+    names = [*served_names(services.models), *services.aliases.listed(caller.tenant)]
+    meant = [(name, services.meant(caller.tenant, name)) for name in names]
+    shown = [_model(services, name, each) for name, each in meant if each and may_use(caller, name, *each.names)]
     return as_json(model_page(shown) if _by_anthropic(request) else {"object": "list", "data": shown})
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/models/{model}: show one model, or what an alias means; 404 if it is not configured."""
+    """GET /v1/models/{model}: show one model or adapter, or what an alias means; 404 if it is not configured."""
     services, name = services_of(request), request.path_params["model"]
-    model = model_of(services, caller_of(request), name)
+    meant = model_of(services, caller_of(request), name)
     await services.learn_cards()
-    shown = _model(services, name, model)
+    shown = _model(services, name, meant)
     return as_json(model_object(shown) if _by_anthropic(request) else shown)
 
 
@@ -83,11 +86,12 @@ def _by_anthropic(request: Request) -> bool:
     return is_asked(request.url.path, request.scope["state"]["headers"])
 
 
-def _model(services: Services, name: str, model: str) -> dict[str, Any]:
+def _model(services: Services, name: str, meant: Target) -> dict[str, Any]:
     """Render OpenAI's model object, with context length and capabilities once a worker has loaded the model. `name`:
-    the model's own, or an alias."""
-    card = services.cards.get(model)
+    its own, or an alias. An adapter names its model as vLLM's do."""
+    card = services.cards.get(meant.model)
     known = {"context_length": card.context, "capabilities": msgspec.to_builtins(card.capabilities)} if card else {}
     created = card.created if card else 0
-    shown = {"id": name, "object": "model", "created": created, "owned_by": "penstock"}
-    return shown | ({} if model == name else {"alias_of": model}) | known
+    shown: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": "penstock"}
+    shown |= {"root": meant.model, "parent": meant.model} if meant.adapter else {}
+    return shown | ({} if meant.full_model == name else {"alias_of": meant.full_model}) | known

@@ -255,7 +255,7 @@ def filter_of(request: Request) -> JobFilter:
     state, lane = value_of(query, "status"), value_of(query, "lane")
     return JobFilter(
         state=JobState(state) if state else None,
-        model=model if meant is None else meant.model,
+        model=model if meant is None else meant.full_model,
         lane=Priority(lane) if lane else None,
         since_ms=_moment_ms(query, "since"),
         until_ms=_moment_ms(query, "until"),

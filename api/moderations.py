@@ -74,7 +74,7 @@ async def create(request: Request) -> Response:
     asked = validated(ModerationRequest, read_object(body))
     judge, model, texts = services.moderation, asked.model or RULES, asked.texts
     meant = None if model == RULES else services.meant(caller_of(request).tenant, model)
-    if model != RULES and (meant is None or meant.model != judge.model):
+    if model != RULES and (meant is None or meant.full_model != judge.model):
         raise errors.model_not_found(model, {RULES, judge.model} - {""})
     found: list[dict[str, bool]] = [{} for _ in texts]
     if services.content is not None:

@@ -42,7 +42,7 @@ from telemetry.records.schema import RecordSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.registry import check_name, check_options, is_plugin, other_models, sections
-from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.trtllm.settings import TrtllmSection
 from workers.engines.upstream.endpoints import checked_models, keys_of
 from workers.engines.upstream.http import ServerAddress, UpstreamClient
 from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe
@@ -291,7 +291,7 @@ def _default_name(config: Config, up: UpSettings) -> str:
         return up.engine.rpartition(":")[2].rpartition(".")[2].lower()
     if up.engine != "trtllm":
         return DEFAULT_MODEL if up.engine == "llamacpp" else up.engine
-    checkpoint = config.section("trtllm", TrtllmSettings).model.rstrip("/")
+    checkpoint = config.section("trtllm", TrtllmSection).model.rstrip("/")
     if not checkpoint:
         raise ConfigError("trtllm.model", "no checkpoint is set", "e.g. PENSTOCK_TRTLLM_MODEL=/models/llama-8b")
     return checkpoint.rpartition("/")[2]

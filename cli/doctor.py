@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -54,7 +55,7 @@ from workers.engines.llamacpp.weights import SMOLLM2
 from workers.engines.manifest import file_sha256
 from workers.engines.registry import is_plugin
 from workers.engines.trtllm import checks as trtllm
-from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.trtllm.settings import TrtllmSection, TrtllmSettings
 from workers.engines.upstream.continuation import summary as summary_of
 
 INDENT = len("warn  ")
@@ -202,7 +203,8 @@ def doctor(
 def check_trtllm(source: Path | None, deployment: Deployment, *, as_json: bool) -> int:
     """Check the source in this folder, or the installed package, with the settings of each pool of this engine."""
     pools = {f"{name}.{shape}".rstrip("."): pool for name, shape, pool in deployment.pools if pool.engine == "trtllm"}
-    settings = {name: deployment.config.section("trtllm", TrtllmSettings, pool.options) for name, pool in pools.items()}
+    section = partial(deployment.config.section, "trtllm", TrtllmSection)
+    settings = {name: TrtllmSettings.of(section(pool.options), pool.adapters) for name, pool in pools.items()}
     if source is not None and os.path.isdir(source / trtllm.PACKAGE):  # noqa: PTH112 - raises nothing. A checkout
         source /= trtllm.PACKAGE
     lines = [*(trtllm.installed(settings) if source is None else trtllm.check(source, settings))]

@@ -121,7 +121,7 @@ class OfflineProcess:
             StoreMonitor(store_client),
             file_store,
             metrics,
-            tuple(models),
+            models,
             config.section("batch", BatchSettings),
             api.max_choices_per_request,
             files.retention_s,

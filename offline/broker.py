@@ -37,6 +37,7 @@ from penstock.loops import ExpectedErrors
 from streaming.errors import KeyReused, LaneFull, LimitReached, NeverFits, NoCapacity, StoreFull, Unavailable
 from streaming.events import Event, EventSettings, EventSubscriptions, Outbox, Redeliveries
 from streaming.fleet.processes import Fleet
+from streaming.fleet.settings import served_names
 from streaming.ids import joined
 from streaming.jobs.job import Job, unsupported
 from streaming.jobs.queue import Queue
@@ -300,8 +301,8 @@ class Intake:
             asked, models = parse("job", await weighed(body), self._tools.aliases.default), self._tools.models
             check_choices(asked, self._tools.max_choices)
             if (meant := self._tools.aliases.resolve(tenant, asked.model, models)) is None:
-                raise model_not_found(asked.model, models)
-            asked = asked.naming(meant.model)
+                raise model_not_found(asked.model, served_names(models))
+            asked = asked.naming(meant.model, meant.adapter)
             events, webhook = recipients(self._subscriptions, tenant, asked, waits=False)
         except ApiError as error:
             raise Rejected(error.message) from None
@@ -312,7 +313,7 @@ class Intake:
             asked, job_id=self._queue.new_id(tenant, key), tenant=tenant, ceiling=self._settings.take_priority,
             reply_to="", trace=span.carrier(), events=events, webhook=webhook, card=card,
         )  # fmt: skip
-        if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
+        if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size, card.adapters)):
             raise Rejected(failure.message)
         try:
             if self._tools.content is not None:

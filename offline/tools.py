@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from api.openai.content import InputRules
 from streaming.batches.file_store import BatchSettings, FileStore
 from streaming.fleet.aliases import NO_ALIASES, Aliases
+from streaming.fleet.settings import ModelSettings
 from streaming.jobs.settings import NO_LIMITS, Limits
 from streaming.redis.client import RedisClient
 from streaming.store.monitor import Headroom, StoreMonitor
@@ -24,7 +25,7 @@ class OfflineTools:
     store: StoreMonitor
     file_store: FileStore
     metrics: Metrics
-    models: Collection[str]
+    models: Mapping[str, ModelSettings]
     batch: BatchSettings
     max_choices: int
     """Most choices of one request: its `n` times its prompts."""

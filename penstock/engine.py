@@ -211,6 +211,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     withheld: tuple[str, ...] = ()
     """Names of fields of a request that are not passed on, although others are; "*": all but those it `takes`."""
     takes: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    """Those that the engine serves, of the adapters in the model's settings."""
 
 
 RETURNED = "returned"
@@ -261,6 +263,9 @@ class Request(msgspec.Struct, frozen=True):
     passed: Mapping[str, Any] = MappingProxyType({})
     """Fields of the request that nobody here reads, for a model's server; only an engine with `passes_fields` gets
     them, and further fields of turns, calls and tools."""
+    adapter: str = ""
+    """One of the engine's `adapters`; "": the model alone. An engine never reuses what is cached with one adapter for
+    another."""
 
     @property
     def turns(self) -> Sequence[ChatTurn]:
@@ -365,6 +370,10 @@ class Stats(msgspec.Struct, frozen=True):
     """The servers that are away, each with the reason, if `accepts` is False for that; for people."""
     away_s: float = 0.0
     """For how long no server has been there."""
+    adapters: tuple[str, ...] = ()
+    """The adapters that are loaded: a worker prefers jobs of these."""
+    swaps: int = 0
+    """How often an adapter was loaded for a request since it started."""
     extra: dict[str, float] = {}
 
 

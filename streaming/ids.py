@@ -88,3 +88,8 @@ def check_tenant(setting: str, name: str) -> None:
     if not TENANT_NAME.fullmatch(name):
         words = "begins with a letter or digit and has letters, digits and . _ @ / -, at most 128: rename it"
         raise ValueError(f"{setting} {name[:140]!r} cannot be a tenant's name, which {words}")
+
+
+def full_name(model: str, adapter: str) -> str:
+    """The name of a model's adapter in requests, answers and lists; `adapter` "": that of the model alone."""
+    return f"{model}:{adapter}" if adapter else model

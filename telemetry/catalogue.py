@@ -188,6 +188,9 @@ class WorkerMetrics:
     evictions: Counter = row("counter", "penstock_engine_evictions_total", "{text}", "worker",
         "Texts that an engine evicted or paused because its KV cache was full.", ("model",),
         watch="if it grows steadily: a larger cache, or fewer slots")
+    swaps: Counter = row("counter", "penstock_adapter_swaps_total", "{adapter}", "worker",
+        "Adapters that engines loaded for a request, also in place of another one.", ("model",),
+        watch="per request: if it is above a tenth, keep more adapters loaded")
     miscounted: Counter = row("counter", "penstock_engine_miscounted_total", "{text}", "worker",
         "Complete answers whose counts of tokens, as an upstream server gave them, could not be true. Their tokens are "
         "counted as those of a server that gives no counts.",

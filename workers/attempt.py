@@ -343,6 +343,7 @@ class Attempt:
             trace=self.trace,
             begun_by=f"{self.claim.worker}/{self.run_number}" if run is None else f"{run.worker}/{run.number}",
             passed=self.job.passed,
+            adapter=self.job.adapter,
         )
 
     def _not_begun(self) -> set[int]:
@@ -484,7 +485,7 @@ class Attempt:
             generated,
             (*self.continued_tokens, sum(self._counts) - sum(self.continued_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
-            served_by(self.choices, self.servers, self.job.model),
+            served_by(self.choices, self.servers, self.job.full_model),
             cancelled_by,
         )
 

@@ -146,6 +146,12 @@ class ChoiceStarter:
         crowding = self._shares.crowding(slots, time.monotonic()) if kept else ()
         return max(0, slots - kept - self.texts), crowding
 
+    def loaded_adapters(self) -> Sequence[str] | None:
+        """The adapters that are loaded, or that running texts need; None: the engine serves none."""
+        if not self.card.adapters:
+            return None
+        return (*self.stats().adapters, *{attempt.job.adapter for attempt, _ in self.running.values()})
+
     def _kept_slots(self) -> int:
         """How many slots are kept from tenants above their share; none while there is one tenant."""
         if self._shares.count < 2 or self._shares.tenants(time.monotonic()) < 2:
@@ -199,7 +205,7 @@ class ChoiceStarter:
     async def refusal(self, claim: Claim) -> Failure | None:
         """Why the engine can never run a job of several prompts, or None. Raises EngineDead."""
         job = claim.job
-        if prompt_count(job.prompt) == 1 or unsupported(job, self.card.capabilities):
+        if prompt_count(job.prompt) == 1 or unsupported(job, self.card.capabilities, adapters=self.card.adapters):
             return None
         for index, request in Attempt(claim).requests().items():
             if index % job.sampling.n:

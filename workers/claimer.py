@@ -175,12 +175,13 @@ class Claimer:
 
     async def _claim(self, partition: int, want: int, free: int) -> bool:
         alone, lowest, begins = partition in self._suspects, self._starter.batch_room(), self._starter.begins
-        shared, crowding = self._starter.shared_slots()
+        (shared, crowding), adapters = self._starter.shared_slots(), self._starter.loaded_adapters()
         self._under_way.add(partition)
         try:
             claimed = await self._lease.claim(
-                partition, want, alone=alone, lowest=lowest, free=free, begins=begins, shared=shared, crowding=crowding
-            )
+                partition, want, alone=alone, lowest=lowest, free=free, begins=begins, shared=shared, crowding=crowding,
+                adapters=adapters,
+            )  # fmt: skip
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
             if claimed.jobs:

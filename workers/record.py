@@ -114,7 +114,7 @@ class Recorder:
         self._prompt, self._cached = (metrics.tokens.labels(model, kind) for kind in ("prompt", "cached"))
         self._parts = {part.name: metrics.parts.labels(model, part.name) for part in PARTS[:-1]}
         self._tally = tally or WorkCounters()
-        self._evictions = self._miscounted = 0
+        self._evictions = self._miscounted = self._swaps = 0
 
     def claimed(self, attempt: Attempt, now_us: int = 0) -> None:
         """Record that the worker claimed a job. `now_us`: Redis time, 0: not known."""
@@ -246,7 +246,8 @@ class Recorder:
             metrics.worker_kv_used.labels(model).set(stats.kv_used)
         metrics.evictions.labels(model).inc(_grown(self._evictions, stats.evictions))
         metrics.miscounted.labels(model).inc(_grown(self._miscounted, stats.miscounted))
-        self._evictions, self._miscounted = stats.evictions, stats.miscounted
+        metrics.swaps.labels(model).inc(_grown(self._swaps, stats.swaps))
+        self._evictions, self._miscounted, self._swaps = stats.evictions, stats.miscounted, stats.swaps
 
     def gpus(self, readings: Mapping[str, GpuReading]) -> None:
         """Set the gauges of this machine's GPUs, by UUID; what a GPU does not tell has no series."""
@@ -352,7 +353,7 @@ def answered(attempt: Attempt, end: Terminal) -> dict[str, str | int | float | b
     found: dict[str, str | int | float | bool | Sequence[str]] = {
         names.JOB_STATE: str(end.state),
         names.RESPONSE_ID: end.job,
-        names.RESPONSE_MODEL: end.served_by[0] if end.served_by else attempt.job.model,
+        names.RESPONSE_MODEL: end.served_by[0] if end.served_by else attempt.job.full_model,
         names.INPUT_TOKENS: end.usage.prompt,
         names.CACHED_TOKENS: end.usage.cached,
         names.OUTPUT_TOKENS: end.usage.completion,

@@ -7,7 +7,7 @@ block: call them from a thread.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from penstock.text import fault_of
 from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, read_answer
 from streaming.batches.store import Batch
 from streaming.fleet.aliases import Aliases
+from streaming.fleet.settings import ModelSettings, served_names
 from streaming.jobs.job import HINTS, Job, JobState, ResponseForm
 from streaming.jobs.records import JobRecord
 from streaming.jobs.waiting import weight_of
@@ -125,7 +126,7 @@ def request_of(
     found: Envelope,
     tenant: str,
     aliases: Aliases,
-    models: Collection[str],
+    models: Mapping[str, ModelSettings],
     max_choices: int | None = None,
     *,
     validated: bool = False,
@@ -151,8 +152,8 @@ def request_of(
         check_choices(request, max_choices)
     meant = aliases.resolve(tenant, request.model, models)
     if meant is None and not validated:
-        raise model_not_found(request.model, models)
-    return request if meant is None else request.naming(meant.model)
+        raise model_not_found(request.model, served_names(models))
+    return request if meant is None else request.naming(meant.model, meant.adapter)
 
 
 def traits(request: Request, card: ModelCard | None) -> Traits:
@@ -162,9 +163,9 @@ def traits(request: Request, card: ModelCard | None) -> Traits:
     form = _form_of(job, request)
     passed = {name: each for name, each in job.passed.items() if name not in HINTS}
     rest = form and (form, job.user), job.tools, job.task, job.task_form, job.reasoning, job.echo, passed
-    asked = msgspec.msgpack.encode((job.model, job.prompt, job.sampling, *rest))
+    asked = msgspec.msgpack.encode((job.full_model, job.prompt, job.sampling, *rest))
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
-    head = msgspec.json.encode((job.model, job.prompt))
+    head = msgspec.json.encode((job.full_model, job.prompt))
     heads = [hashlib.blake2b(head[:size], digest_size=8) for size in PREFIX_SIZES]
     groups = tuple([int.from_bytes(each.digest()) for each in heads])
     return Traits(job.model, weight_of(job.prompt, job.sampling, card, job.tools), digest, groups)

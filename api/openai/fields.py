@@ -632,15 +632,25 @@ class QueuedRequest(StrictBody, ABC):
     """Kept with the job."""
     queue: QueueOptions = QueueOptions()
     """Penstock's own options."""
+    _adapter: str = ""
+
+    @property
+    def adapter(self) -> str:
+        """The adapter of `model` that it names; "": none."""
+        return self._adapter
+
+    def naming(self, model: str, adapter: str = "") -> Self:
+        """The same request for the model and the adapter that its own name of one means."""
+        if not adapter and model == self.model:
+            return self
+        named = self.model_copy(update={"model": model})
+        named._adapter = adapter
+        return named
 
     @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
     @classmethod
     def _queue_or_null(cls, value: Any) -> Any:
         return QueueOptions() if value is None else value
-
-    def naming(self, model: str) -> Self:
-        """The same request for a model that its own name of one means."""
-        return self if model == self.model else self.model_copy(update={"model": model})
 
     @property
     def end_user(self) -> str | None:

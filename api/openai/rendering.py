@@ -187,14 +187,14 @@ class Facts(msgspec.Struct, frozen=True):
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields before `choices` of an OpenAI object."""
         made = {"id": ("chatcmpl-" if self.chat else "cmpl-") + self.job.id, "created": self.created_ms // 1000}
-        return {**_head(kind, self.job.model, self.job.priority, self.fingerprint), **made}
+        return {**_head(kind, self.job.full_model, self.job.priority, self.fingerprint), **made}
 
     @property
     def chunk_head(self) -> bytes:
         """The bytes of a chunk before its choices."""
         chat = self.chat
         kind = "chat.completion.chunk" if chat else "text_completion"
-        start = _chunk_start(chat, kind, self.job.model, self.job.priority, self.fingerprint)
+        start = _chunk_start(chat, kind, self.job.full_model, self.job.priority, self.fingerprint)
         return start % (self.job.id.encode(), self.created_ms // 1000)
 
     def logprobs_object(self, logprobs: Iterable[Logprob], offset: int = 0) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def servers_of(model: str, terminal: Terminal) -> str:
 
 def _other_servers(facts: Facts, terminal: Terminal) -> dict[str, Any]:
     """The field `served_by`, where another model gave a part of the answer."""
-    return {"served_by": servers_of(facts.job.model, terminal)} if terminal.served_by else {}
+    return {"served_by": servers_of(facts.job.full_model, terminal)} if terminal.served_by else {}
 
 
 # --- whole answers -------------------------------------------------------------------------------------------------
@@ -522,8 +522,8 @@ def job_object(
         "completed_at": _seconds(record.done_ms),
         "expires_at": _seconds(record.done_ms and record.done_ms + 1000 * record.keep_s),
         "endpoint": record.endpoint.path,
-        "model": job.model,
-        "served_by": servers_of(job.model, terminal) if terminal and terminal.seq else None,
+        "model": job.full_model,
+        "served_by": servers_of(job.full_model, terminal) if terminal and terminal.seq else None,
         "priority": job.priority.value,
         "queue_position": waiting.before,
         "queue_reason": waiting.reason,

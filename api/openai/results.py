@@ -101,7 +101,7 @@ def _embeddings(job: Job, terminal: Terminal, texts: Sequence[str]) -> Sliced[di
                 rendered = 0
                 yield
         data.append({"object": "embedding", "index": len(data), "embedding": vector})
-    return {"object": "list", "data": data, "model": job.model, "usage": _usage(terminal)}
+    return {"object": "list", "data": data, "model": job.full_model, "usage": _usage(terminal)}
 
 
 def _numbers(encoded: str) -> array[float]:
@@ -128,7 +128,7 @@ def _ranking(job: Job, terminal: Terminal, texts: Sequence[str]) -> dict[str, An
     return {
         "id": f"rerank-{terminal.job}",
         "object": "list",
-        "model": job.model,
+        "model": job.full_model,
         "results": results,
         "usage": _usage(terminal),
     }
@@ -146,7 +146,7 @@ NEWER_LIMIT = "max_completion_tokens"
 
 def input_object(job: Job) -> dict[str, Any]:
     """Render a job's request. Fields without effect, and those left at their defaults, are not kept."""
-    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
+    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.full_model}
     if job.response is not None:
         found |= _response(job, job.response)
     elif job.message is not None:

@@ -23,7 +23,7 @@ from api.openai.responses.items import HostedItem
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
 from penstock.engine import MAX_LOGPROBS, Input, ModelCard, Sampling, Task
 from streaming.events import EventSubscriptions, with_webhook
-from streaming.jobs.job import Chat, Inputs, Job, TaskForm, Text, Tokens
+from streaming.jobs.job import JOB_VERSION, Chat, Inputs, Job, TaskForm, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.jobs.records import MAX_CHOICES
 from streaming.order import Priority
@@ -468,6 +468,8 @@ def to_job(
         webhook=webhook,
         tools=tools,
         passed=passed,
+        adapter=request.adapter,
+        v=JOB_VERSION if request.adapter else 1,
         **request.particulars(card),
     )
 

@@ -517,7 +517,7 @@ class StreamReply(Reply):
         """Begin the stream with its head, which names the models that gave the choices of its first rows."""
         headers = self._admitted.headers | stream_url(self._admitted.accepted.id)
         if rows:
-            begun = {row.index: row.served_by or self._job.model for row in reversed(rows)}
+            begun = {row.index: row.served_by or self._job.full_model for row in reversed(rows)}
             headers |= served_by_header([begun[index] for index in sorted(begun)])
         self._connection.begin_stream(self._state["head_of"]([*RAW_STREAM_HEADERS, *raw_headers(headers)]))
         self._state["status"] = 200
@@ -662,7 +662,7 @@ class WholeReply(Reply):
         except ApiError as error:
             await self._send_error(send, error)
         else:
-            await self._send(send, 200, body, served_by_header(terminal.served_by or [self._job.model]))
+            await self._send(send, 200, body, served_by_header(terminal.served_by or [self._job.full_model]))
         self._delivery.last_sent = time.monotonic()
 
     async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,7 @@ from streaming.batches.store import BatchLease, BatchProgress, LineFault
 from streaming.errors import LaneFull, LimitReached, NeverFits, StoreFull
 from streaming.fleet.aliases import NO_ALIASES, Aliases
 from streaming.fleet.processes import Fleet
+from streaming.fleet.settings import ModelSettings
 from streaming.ids import line_job_id, partition_of
 from streaming.jobs.codec import Usage
 from streaming.jobs.job import Job, JobState
@@ -64,7 +65,7 @@ class Terms:
     """Conditions that each line of a batch must satisfy."""
 
     endpoint: str
-    models: Collection[str]
+    models: Mapping[str, ModelSettings]
     max_lines: int
     max_choices: int | None = None
     """Choices of one line; None: any number."""

@@ -164,7 +164,7 @@ class BatchTurn:
         segment = Segment(self._folder, self._lease.epoch)
         cards = await Fleet(tools.store_client).cards()
         terms = Terms(
-            *(batch.endpoint, frozenset(tools.models), tools.batch.max_lines, tools.max_choices, cards),
+            *(batch.endpoint, tools.models, tools.batch.max_lines, tools.max_choices, cards),
             tenant=batch.tenant,
             aliases=tools.aliases,
         )

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.config import ConfigError, EngineName
+from streaming.ids import full_name
 from streaming.jobs.settings import Limits, TenantSettings
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 SHAPE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 
@@ -82,6 +84,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of each of its worker processes: `resources.cpus`, `.memory_mib`, `.nice`."""
     targets: LaneTargets = LaneTargets()
     """Latencies that workers keep, e.g. `targets.interactive.itl_ms = 50`."""
+    adapters: dict[str, Annotated[str, msgspec.Meta(min_length=1)]] = {}
+    """Fine-tunes of it (LoRA) that its workers serve beside it, by name: the file or folder of each, or its name at the
+    upstream servers. A request names one as `model:adapter`."""
     options: dict[str, Any] = {}
     """Override the engine's own section for this model, e.g. `options.path` for a GGUF file."""
     shapes: dict[str, ShapeSettings] = {}
@@ -172,10 +177,32 @@ def _check_thresholds(shapes: dict[str, ShapeSettings]) -> None:
 
 
 def check_model_names(models: dict[str, ModelSettings]) -> None:
-    """Check model names, which are part of Redis keys and URLs. Raises ValueError."""
-    for name in models:
+    """Check model names, which are part of Redis keys and URLs, and those of adapters. Raises ValueError."""
+    for name, model in models.items():
         if not MODEL_NAME.fullmatch(name):
             raise ValueError(f"models.{name}: a model name has letters, digits and . _ : / -, at most 128")
+        for adapter in model.adapters:
+            if not ADAPTER_NAME.fullmatch(adapter):
+                raise ValueError(f"models.{name}.adapters: a name has letters, digits and . _ -, at most 64")
+            if (full := full_name(name, adapter)) in models:
+                raise ValueError(f"models.{name}.adapters.{adapter}: {full} is the name of a model, too")
+
+
+def served_names(models: Mapping[str, ModelSettings]) -> list[str]:
+    """The full names of all models and adapters, each model's adapters behind it."""
+    return [full_name(name, adapter) for name, model in models.items() for adapter in ("", *model.adapters)]
+
+
+def resolve(name: str, models: Mapping[str, ModelSettings]) -> tuple[str, str] | None:
+    """The model that a request names, and its adapter ("": none); None if there is none. An adapter is named in full,
+    or alone if one model alone has an adapter of this name."""
+    if name in models:
+        return name, ""
+    model, _, adapter = name.rpartition(":")
+    if model in models and adapter in models[model].adapters:
+        return model, adapter
+    found = [each for each, settings in models.items() if name in settings.adapters]
+    return (found[0], name) if len(found) == 1 else None
 
 
 def check_runnable(models: Mapping[str, ModelSettings]) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from itertools import chain
 from typing import Any, TypeAlias
 
 import msgspec
 
 from penstock.engine import Capabilities, ChatTurn, Failure, Input, Sampling, Task, TaskKind
 from penstock.tools import Tools
+from streaming.ids import full_name
 from streaming.order import Priority
 from telemetry.tracing import operation_name
 
@@ -285,8 +287,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether each text begins with its prompt, which is a text."""
     passed: dict[str, Any] = {}
     """As in penstock.engine.Request."""
+    adapter: str = ""
+    """Of its model, whose lanes, workers, limits and prices are the job's; "": the model alone. From version 7."""
     v: int = 1
     """The lowest version whose readers lose nothing of it."""
+
+    @property
+    def full_model(self) -> str:
+        """The model as answers show it, with its adapter."""
+        return full_name(self.model, self.adapter)
 
     @property
     def parted(self) -> bool:
@@ -374,16 +383,18 @@ def own_name(job: Job, field: str) -> str:
     return names.get(field, field)
 
 
-def unsupported(job: Job, capabilities: Capabilities, embedding_size: int = 0) -> Failure | None:
-    """Return a failure for the first option of the job that the engine does not support, or None. `embedding_size`: of
-    its model's card; 0: unknown.
+def unsupported(
+    job: Job, capabilities: Capabilities, embedding_size: int = 0, adapters: Sequence[str] = ()
+) -> Failure | None:
+    """Return a failure for the first option of the job that the engine does not support, or None. `embedding_size`
+    (0: unknown) and `adapters`: of its model's card.
 
     The API checks a job before it accepts it, and the worker again before it runs it: the model's engine may have
     changed.
     """
     task = job.task
     refusals = _of_text(job, capabilities) if task is None else _of_task(job, task, capabilities, embedding_size)
-    param, what = next(refusals, ("", ""))
+    param, what = next(chain(_of_adapter(job, adapters), refusals) if job.adapter else refusals, ("", ""))
     if not param:
         return None
     param = own_name(job, param)
@@ -407,6 +418,13 @@ TASKS: Mapping[TaskKind, str] = {
     "detokenize": "has no text for token ids",
 }
 """What an engine without the task does, and what to do."""
+
+
+def _of_adapter(job: Job, adapters: Sequence[str]) -> Iterator[Refusal]:
+    if job.adapter not in adapters:
+        yield "model", f"does not serve the adapter {job.adapter!r}; it serves {', '.join(adapters) or 'none'}"
+    if job.task is not None and job.task.computes:
+        yield "model", f"makes vectors and rankings without adapters: name {job.model!r}"
 
 
 def _of_task(job: Job, task: Task, can: Capabilities, embedding_size: int) -> Iterator[Refusal]:

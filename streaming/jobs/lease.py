@@ -186,6 +186,7 @@ class Lease:
         begins: int | None = None,
         shared: int | None = None,
         crowding: Sequence[str] = (),
+        adapters: Sequence[str] | None = None,
     ) -> Claimed:
         """Claim up to `want` waiting jobs, in the order of the queue; or, if `alone`, one suspect. If it gets fewer,
         the worker is marked as idle and will be woken. Raises Fenced, Unavailable.
@@ -195,13 +196,16 @@ class Lease:
             free: slots that are free, fewer than `want`: jobs beyond them are claimed from the highest lane alone. If
                 there are too few of these, the worker is marked as one that makes room, and will be woken for them.
             shared: slots for any tenant; jobs beyond them are claimed from tenants other than `crowding`.
+            adapters: those that are loaded, whose jobs go before others of their tenant; None: the model has none.
             begins: how many of `free` begin at once. A worker that got as many is not marked as idle, but as one that
                 prefetches: it will be woken if no other is idle.
         """
         most, free_slots, at_once = ["" if alone or each is None else each for each in (lowest, free, begins)]
         want = 1 if alone else want
         before, self._last_run = self._last_run, self._last_run + want
-        kept: tuple[str | int, ...] = (shared, *crowding) if crowding and shared is not None and not alone else ()
+        kept: tuple[str | int, ...] = (shared, "", *crowding) if crowding and shared is not None and not alone else ()
+        if adapters is not None and not alone:
+            kept = (*(kept[:1] or ("",)), "\n".join(("", *adapters, "")), *kept[2:])
         args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, free_slots, at_once)
         now, frame, suspects, *taken = await self._client.call("claim", partition, *args, *kept)
         jobs = [taken[at : at + FIELDS_OF_JOB] for at in range(0, len(taken), FIELDS_OF_JOB)]

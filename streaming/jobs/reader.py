@@ -195,7 +195,7 @@ async def fail_malformed(client: RedisClient, job_id: str, error: Exception) -> 
 
 FIELDS = (
     *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"record"),
-    *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview"),
+    *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview", b"adapter"),
 )
 """Fields of a job, in the order in which the script `recent` returns them."""
 

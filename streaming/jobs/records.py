@@ -469,10 +469,11 @@ def _job(job_id: str, body: bytes, raw: Mapping[str, bytes]) -> tuple[Job, Decod
 def _beside(job_id: str, raw: Mapping[str, bytes]) -> Job:
     """What a record says of a job beside its body; malformed metadata are left out."""
     model, priority = parse_lane(raw.get("lane", b"").decode())
-    tenant, metadata = raw.get("tenant", b"").decode(), dict[str, str]()
+    tenant, adapter = [raw.get(name, b"").decode() for name in ("tenant", "adapter")]
+    about: dict[str, Any] = {"model": model, "adapter": adapter, "tenant": tenant, "priority": priority}
     with suppress(DecodeError):
-        metadata = decode_metadata(raw.get("metadata", b""))
-    return Job(id=job_id, model=model, tenant=tenant, priority=priority, prompt=Text(("",)), metadata=metadata)
+        about["metadata"] = decode_metadata(raw.get("metadata", b""))
+    return Job(id=job_id, prompt=Text(("",)), **about)
 
 
 def read_number(data: bytes | None) -> int:
@@ -537,7 +538,7 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
         tuple(history.rows),
         generated,
         tokens=history.tokens if len(history.sections) > 1 else (),
-        served_by=served_by(choices, servers, job.model),
+        served_by=served_by(choices, servers, job.full_model),
         cancelled_by=record.terminal.cancelled_by,
     )
 

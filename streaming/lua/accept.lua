@@ -94,6 +94,7 @@ end
 
 local more = part and {} or {'preview', given.preview or ''}
 if given.caller then more[#more + 1], more[#more + 2] = 'caller', given.caller end
+if given.adapter then more[#more + 1], more[#more + 2] = 'adapter', given.adapter end
 local ends = usage_span_end(keep)
 if own == 0 then enter_tenant(model, priority, tenant, waiting == 0) end
 local entry = redis.call('XADD', lane, '*', 'job', id)

@@ -24,7 +24,7 @@ return {out, epoch}
 #!lua name=recent flags=no-writes roles=api
 -- Reads a page of a tenant's jobs, newest first, without bodies and answers.
 -- ARGV: tenant, time (ms) from before which nothing is listed, cursor: time | '', and id | '', most ids looked at,
---       most jobs found; and '' for any: their state, model, priority, the earliest and the latest time (ms) of their
+--       most jobs found; and '' for any: their state, model (also model:adapter), priority, the earliest and the latest time (ms) of their
 --       acceptance
 -- Returns: {epoch | false, {time, id} of the last one looked at | false if there are no more, {id, time, fields}...}
 local tenant, horizon, time, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
@@ -46,9 +46,10 @@ local function entries_before()
 end
 
 local function passes(job)
-  local s = redis.pcall('HMGET', job, 'state', 'lane')
+  local s = redis.pcall('HMGET', job, 'state', 'lane', 'adapter')
   local its_model, its_priority = parse_lane(s[2])
-  return (state == '' or s[1] == state) and (model == '' or its_model == model) and
+  local full = s[3] and its_model and its_model .. ':' .. s[3]
+  return (state == '' or s[1] == state) and (model == '' or its_model == model or full == model) and
     (priority == '' or its_priority == priority)
 end
 
@@ -65,7 +66,7 @@ while looked < most_looked and rank < count and #out - 2 < most_found do
     local job = job_key(page[i])
     if not filtered or passes(job) then
       local fields = redis.pcall('HMGET', job, 'state', 'lane', 'attempt', 'created', 'claimed', 'started', 'done',
-        'keep', 'reason', 'record', 'metadata', 'epoch', 'runs', 'endpoint', 'cancel', 'preview')
+        'keep', 'reason', 'record', 'metadata', 'epoch', 'runs', 'endpoint', 'cancel', 'preview', 'adapter')
       if fields[1] then out[#out + 1] = {page[i], page[i + 1], fields} end
     end
     if #out - 2 >= most_found then break end

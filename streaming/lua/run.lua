@@ -15,13 +15,14 @@ return now
 --       the number of the worker's last run: the runs that begin here get the following ones, places that are free:
 --       jobs beyond them come from the highest lane alone, and the worker preempts others for them | '',
 --       how many of these begin at once: for others the worker is not idle, and prefetches them | '',
---       places for jobs of any tenant, and tenants that get none of the further places...
+--       places for jobs of any tenant | '', the adapters that the worker has loaded, each between line breaks | '' (its model has
+--       no adapters), and tenants that get none of the further places...
 -- Returns: 'fenced' | {now (ms, with decimals), frame number, 1 if this worker must finish its jobs and then take suspects,
 --                      and of each job: id, body, attempt, deadline | '', reply, runs before this one, accepted at, number
 --                      of its run}
 local c = {
   worker = ARGV[1], model = ARGV[2], want = tonumber(ARGV[3]), alone = ARGV[5] == '1', number = tonumber(ARGV[7]),
-  begun = 0, lanes = {}, chosen = {}, dropped = 0, crowding = {}, crowds = 0, commit = commit_choices
+  begun = 0, lanes = {}, chosen = {}, dropped = 0, crowding = {}, crowds = 0, commit = commit_choices, ahead = 1
 }
 local worker, model, want, lease = c.worker, c.model, c.want, tonumber(ARGV[4])
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame', 'name', 'closed')
@@ -29,8 +30,9 @@ if mine[1] ~= 'live' then return 'fenced' end
 c.exact = exact_ms()
 c.now, c.frame, c.name = math.floor(c.exact), tonumber(mine[2]), mine[3] or ''
 c.logged = worker .. ':' .. (c.frame + 1) .. ':'
-c.shared = tonumber(ARGV[10]) or want
-for i = 11, #ARGV do c.crowding[ARGV[i]], c.crowds = true, c.crowds + 1 end
+c.shared = tonumber(ARGV[10] or '') or want
+if ARGV[11] and ARGV[11] ~= '' then c.loaded, c.ahead, c.adapters = ARGV[11], MAX_PASSED_BY, {} end
+for i = 12, #ARGV do c.crowding[ARGV[i]], c.crowds = true, c.crowds + 1 end
 c.spare, c.free, c.out = tonumber(ARGV[6]) or want, tonumber(ARGV[8]) or want, {string.format('%.3f', c.exact), c.frame, 0}
 redis.call('ZADD', leases_key(), c.now + lease, worker)
 

@@ -144,7 +144,7 @@ def hands_that_begin_nothing() -> Any:
     hands = SimpleNamespace(
         begun=list[str](), begins=9, card=SimpleNamespace(capabilities=Capabilities()), room=lambda: 9,
         batch_room=lambda: None, shared_slots=lambda: (9, ()), chat_room=lambda: 0, freeable_slots=lambda: 0,
-        make_room=lambda _: None, stats=lambda: Stats(slots=9), look=asyncio.Event(),
+        loaded_adapters=lambda: None, make_room=lambda _: None, stats=lambda: Stats(slots=9), look=asyncio.Event(),
         engine_restart_reason=lambda _: "",
     )  # fmt: skip
     hands.refusal = AsyncMock(return_value=None)

@@ -84,13 +84,16 @@ async def test_the_simulated_engine_caches_by_tenant_too() -> None:
     await tenants.engine.stop()
 
 
+SLOTS_OF = ("red", "abcdef"), ("blue", "abcxyz"), ("red", "abc")
+
+
 def generation(tenant: str, text: str) -> Generation:
     return Generation(Request("r", text, Sampling(), tenant=tenant), [text], CONTEXT)
 
 
 async def test_slots_are_chosen_by_tenant_then_by_what_they_have_then_by_age() -> None:
     """A slot of another tenant is never better for what it has cached."""
-    slots = [Slot(0, "red", ["abcdef"], 1), Slot(1, "blue", ["abcxyz"], 2), Slot(2, "red", ["abc"], 3)]
+    slots = [Slot(at, (who, ""), [text], at + 1) for at, (who, text) in enumerate(SLOTS_OF)]
     asked = [generation(tenant, "abcdefgh") for tenant in ("red", "blue", "green")]
     assert [max(slots, key=lambda slot: slot.fitness(each)).number for each in asked] == [0, 1, 0]
 

@@ -1,9 +1,10 @@
 """Engine registry: builds the engine that a model's settings name. It imports an engine only when it is needed.
 
 The package of a built-in engine, `workers.engines.<name>`, has two modules that the registry finds by name: `settings`,
-whose SECTION is the struct of its section in penstock.toml, and `engine`, with `build(model, settings, data_dir)`. Any
-other name is a plug-in's: a Python class with the methods of penstock.engine.Engine, called with the model's name and
-its options. Only settings name one, never a request. docs/engines.md is its manual.
+whose SECTION is the struct of its section in penstock.toml, and `engine`, with `build(model, settings, data_dir,
+adapters)`. Any other name is a plug-in's: a Python class with the methods of penstock.engine.Engine, called with the
+model's name and its options, to which `adapters` of the model are added. Only settings name one, never a request.
+docs/engines.md is its manual.
 """
 
 from __future__ import annotations
@@ -105,13 +106,15 @@ def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -
     """Build an engine without starting it. Raises ConfigError, EngineDead."""
     name = settings.engine
     if is_plugin(name):
-        return CheckedEngine(build_plugin(name, model, settings.options), name, model)
+        given = {"adapters": settings.adapters} if settings.adapters else {}
+        return CheckedEngine(build_plugin(name, model, settings.options | given), name, model)
     if any(each.name == name for each in entry_points(group=GROUP)):
         log.warning("engine %s is Penstock's own; write the installed one of that name as module:class", name)
     check_options(name, settings.options, f"models.{model}.options")
     own = config.section(name, section_of(name), settings.options)
     extra = (other_models(config, name),) if name in FALLING_BACK else ()
-    return cast(Engine, import_module(f"workers.engines.{name}.engine").build(model, own, data_dir, *extra))
+    make = import_module(f"workers.engines.{name}.engine").build
+    return cast(Engine, make(model, own, data_dir, settings.adapters, *extra))
 
 
 def other_models(config: Config, engine: str) -> Callable[[str], Any]:

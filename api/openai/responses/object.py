@@ -248,7 +248,7 @@ def response_object(
         "instructions": turns[0].content if form.instructed and turns else None,
         "max_output_tokens": sampling.max_tokens,
         "max_tool_calls": form.max_tool_calls,
-        "model": job.model,
+        "model": job.full_model,
         "output": output,
         "parallel_tool_calls": form.parallel_tool_calls,
         "previous_response_id": response_id(form.previous) if form.previous else None,

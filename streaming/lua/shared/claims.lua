@@ -191,13 +191,13 @@ local function read_lines(c, lane)
   return lines[1]
 end
 
--- Read the next jobs of a tenant, so that the one after its next is known, if there is one.
+-- Read the next jobs of a tenant, so that the one after its next is known, if there is one; with adapters, more of them.
 local function read_members(c, lane, line)
   local members = line.members
-  if line.whole or members and members[line.at + 1] then return end
+  if line.whole or members and members[line.at + c.ahead] then return end
   line.key = line.key or tenant_line(c.model, lane.priority, line.tenant)
   local known = members and #members or 0
-  local wanted = line.at + math.ceil((c.want - c.begun - #c.chosen) / #lane.lines)
+  local wanted = line.at + math.max(c.ahead, math.ceil((c.want - c.begun - #c.chosen) / #lane.lines))
   local read = redis.call('ZRANGE', line.key, known, wanted - 1)
   line.whole, line.members = known + #read < wanted, members or read
   for i = 1, members and #read or 0 do members[known + i] = read[i] end
@@ -210,6 +210,41 @@ local function fairest_line(c, lane)
   return lane.lines[at], at
 end
 
+-- A job whose adapter the worker must load may be passed over by a later one of its tenant, lane and turn that needs no
+-- load: so other tenants and lanes wait no longer than without adapters. Each load costs time, and evicts another adapter,
+-- whose next job then needs a load, too. At most the next MAX_PASSED_BY jobs are looked at, and a tenant's first job is
+-- passed over MAX_PASSES times and then taken, so that a rare adapter waits for MAX_PASSED_BY * MAX_PASSES jobs of its own
+-- tenant at most. A job with a limit of time is never passed over.
+local MAX_PASSED_BY, MAX_PASSES = 8, 8
+
+-- Whether the worker has the adapter of a job, or will have it for a job that this call has chosen.
+local function is_loaded(c, id)
+  local adapter = c.adapters[id] or redis.pcall('HGET', job_key(id), 'adapter') or '' -- it may be no hash
+  c.adapters[id] = adapter
+  return adapter == '' or type(adapter) == 'string' and string.find(c.loaded, '\n' .. adapter .. '\n', 1, true) ~= nil
+end
+
+-- The job that goes before `first`, the next one of a tenant, because the worker has its adapter; else `first`. Returns
+-- false if a job failed or expired at the look, and so the lane is to be read again.
+local function loaded_job(c, lane, line, first)
+  if is_loaded(c, first.id) or first.fields[2] or first.fields[3] then return first end
+  local passes = tonumber(redis.call('HGET', job_key(first.id), 'passes') or 0) or 0
+  for at = line.at + 1, passes < MAX_PASSES and line.at + MAX_PASSED_BY or 0 do
+    local entry, id, member = from_member(line.members[at] or '')
+    local job = entry and is_loaded(c, id) and attempt_step(c, check_job, lane.key, entry, id)
+    if not lane.lines then
+      c.dropped = c.dropped + 1
+      return false
+    end
+    if job then
+      job.member, job.passes = member, {first.id, passes + 1}
+      table.insert(line.members, line.at, table.remove(line.members, at))
+      return job
+    end
+  end
+  return first
+end
+
 -- The next job of the tenant that got least, cached until the lane changes; nil if no new job waits that may be claimed
 -- now. An entry that leads to no job to claim is dropped; also nil once the call has dropped enough.
 local function fairest_job(c, lane)
@@ -220,9 +255,11 @@ local function fairest_job(c, lane)
       read_members(c, lane, line)
       local entry, id, member = from_member(line.members[line.at] or '')
       local job = entry and attempt_step(c, check_job, lane.key, entry, id)
+      if job then job.member = member end
+      if job and c.loaded then job = loaded_job(c, lane, line, job) end
       if job then
-        job.lane, job.tenant, job.member, lane.fairest = lane.key, line.tenant, member, job
-      else
+        job.lane, job.tenant, lane.fairest = lane.key, line.tenant, job
+      elseif job == nil then
         commit_choices(c)
         c.dropped = c.dropped + 1
         if entry then leave_line(c.model, lane.priority, line.tenant, entry, id) end
@@ -266,6 +303,8 @@ local function choose_job(c, lane)
   if not lane.chosen then lane.chosen, lane.changed = {}, {} end
   lane.changed[line.tenant], lane.chosen[#lane.chosen + 1], c.chosen[#c.chosen + 1] = line, job, job
   lane.fairest = nil
+  if job.passes then redis.call('HSET', job_key(job.passes[1]), 'passes', job.passes[2]) end
+  if c.loaded then c.loaded = c.loaded .. (c.adapters[job.id] or '') .. '\n' end
   if line.members[line.at] then
     local place = #lines + 1
     while place > 1 and is_before(line, lines[place - 1]) do place = place - 1 end

@@ -22,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from penstock.engine import (
@@ -59,8 +60,8 @@ class Slot:
     """One slot of llama.cpp."""
 
     number: int
-    owner: str | None = None
-    """The tenant whose prompt the slot's KV cache holds; None: unknown, so that it may not be reused."""
+    owner: tuple[str, str] | None = None
+    """Tenant and adapter of the prompt that the slot's KV cache holds; None: unknown, so that it may not be reused."""
     prompt: Sequence[str | int] = ()
     """The cached prompt."""
     last_used: int = 0
@@ -68,14 +69,14 @@ class Slot:
     def begin(self, generation: Generation) -> bool:
         """Return whether this request may reuse the slot's cache. If not, no other request may either until `own`: a
         request that is refused before its prefill leaves the previous request's cache in place."""
-        reusable = self.owner == generation.tenant
+        reusable = self.owner == generation.owner
         if not reusable:
             self.disown()
         return reusable
 
     def own(self, generation: Generation) -> None:
         """Record that the slot's cache holds only this request's prompt, or the part that was computed."""
-        self.owner, self.prompt = generation.tenant, generation.prompt
+        self.owner, self.prompt = generation.owner, generation.prompt
 
     def disown(self) -> None:
         """Forbid the reuse of the slot's cache."""
@@ -89,7 +90,7 @@ class Slot:
         token, so a request may reuse only its own tenant's prompts: otherwise one tenant could guess another's prompts
         and see which guess was right.
         """
-        shared = shared_length(self.prompt, generation.prompt) if self.owner == generation.tenant else 0
+        shared = shared_length(self.prompt, generation.prompt) if self.owner == generation.owner else 0
         if shared < MIN_SHARED * length(generation.prompt):
             shared = 0
         return shared, self.last_used if shared else -self.last_used
@@ -116,8 +117,11 @@ _log = logging.getLogger(__name__)
 class LlamacppEngine:
     """Serves one GGUF file. Slots are llama.cpp's; further requests wait here in FIFO order."""
 
-    def __init__(self, model: str, settings: LlamacppSettings, path: Path) -> None:
-        self._model, self._settings, self._path = model, settings, path
+    def __init__(
+        self, model: str, settings: LlamacppSettings, path: Path, adapters: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`adapters`: by name, the file of each."""
+        self._model, self._settings, self._path, self._adapters = model, settings, path, adapters
         self._context = settings.context
         self._prompts: Prompts | None = None
         self._server: Any = None
@@ -146,7 +150,8 @@ class LlamacppEngine:
         self._on_step, self._loop = on_step, asyncio.get_running_loop()
         if self._settings.manifest is not None:
             on_phase("checking the model file against its manifest")
-            await asyncio.to_thread(manifest.check, self._settings.manifest, manifest.shards(self._path))
+            files = [*manifest.shards(self._path), *map(Path, self._adapters.values())]
+            await asyncio.to_thread(manifest.check, self._settings.manifest, files)
         on_phase("reading the model file")
         self._prompts = await asyncio.to_thread(self._read)
         on_phase("loading weights")
@@ -173,6 +178,7 @@ class LlamacppEngine:
             ),
             withheld=("*",),
             takes=(OF_TEMPLATE,),
+            adapters=tuple(self._adapters),
             embedding_size=self._embedding_size if embeds else 0,
             created=int(time.time()),
         )
@@ -205,6 +211,7 @@ class LlamacppEngine:
             return
         prompt = prompts.of(request)
         generation = Generation(request, prompt.parts, self._context, opened=prompt.opened)
+        generation.scales = {name: float(name == request.adapter) for name in self._adapters}
         with self._lock:
             self._live[request.id] = generation, self._in_thread(self._threads, self._serve, generation)
 
@@ -228,6 +235,7 @@ class LlamacppEngine:
             slots=self._settings.slots,
             running=running,
             waiting=len(live) - running,
+            adapters=tuple(self._adapters),
             kv_tokens=self._settings.slots * self._context,
             kv_used=sum(generation.held_tokens for generation in live),
             steps=self._steps,
@@ -264,6 +272,8 @@ class LlamacppEngine:
     # --- starting and stopping -------------------------------------------------------------------------------------
 
     def _read(self) -> Prompts:
+        if absent := [path for path in self._adapters.values() if not Path(path).is_file()]:
+            raise EngineDead(f"the adapter file {absent[0]} does not exist: correct [models.{self._model}.adapters]")
         try:
             file = gguf.read(self._path)
             prompts = Prompts(file)
@@ -293,6 +303,7 @@ class LlamacppEngine:
         try:
             tokenizer, params = Tokenizer(self._folder / "engine.sock", secrets.token_hex(32)), xllamacpp.CommonParams()
             fill(params, self._settings, self._path, self._context, tokenizer, pooled=self._pooled)
+            params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(path, 0.0) for path in self._adapters.values()]
             self._server = xllamacpp.Server(params)
             return tokenizer
         except Exception as error:  # the library raises whatever its C++ side throws
@@ -498,9 +509,9 @@ class LlamacppEngine:
         self._on_step([joined(request_id, parts) for request_id, parts in by_request.items()])
 
 
-def build(model: str, settings: LlamacppSettings, data_dir: Path) -> LlamacppEngine:
+def build(model: str, settings: LlamacppSettings, data_dir: Path, adapters: Mapping[str, str]) -> LlamacppEngine:
     """See workers.engines.registry. Fetches the default model if none is set. Raises EngineDead."""
-    return LlamacppEngine(model, settings, settings.path or fetch(data_dir / "weights", lambda *_: None))
+    return LlamacppEngine(model, settings, settings.path or fetch(data_dir / "weights", lambda *_: None), adapters)
 
 
 MIN_EMBEDDING_BATCH = 512

@@ -284,7 +284,11 @@ class Generation:
             context: maximum of prompt + completion in tokens.
             opened: the prompt ends with the tag that begins reasoning.
         """
-        self.id, self.tenant, self.prompt = request.id, request.tenant, prompt
+        self.id, self.prompt = request.id, prompt
+        self.owner = request.tenant, request.adapter
+        """Only prompts of the same tenant and adapter may be reused."""
+        self.scales: Mapping[str, float] = {}
+        """How much each adapter counts: all of them in llama.cpp's order."""
         self.cancelled = False
         self.prompt_tokens = 0
         """Prompt of this attempt, which includes what earlier ones generated. 0: not known yet."""
@@ -359,6 +363,8 @@ class Generation:
             body["logprobs"] = max(1, sampling.logprobs)
         if self.schema is not None:
             body["json_schema"] = self.schema
+        if self.scales:
+            body["lora"] = [{"id": number, "scale": scale} for number, scale in enumerate(self.scales.values())]
         return body
 
     def take(self, chunk: Mapping[str, Any]) -> Piece:

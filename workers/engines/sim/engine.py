@@ -15,7 +15,7 @@ import string
 import time
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,7 +67,9 @@ class SimSequence:
     """Finish reason at its last token: a request without a limit ends by itself."""
     begun: bool = False
     """Whether its first token was sent, and with it the size of its prompt."""
-    tenant: str = ""
+    adapter: str = ""
+    owner: tuple[str, str] = ("", "")
+    """Its tenant and its adapter."""
     prompt: str = ""
     cached: int = 0
     """Tokens of its prompt that came from the prefix cache."""
@@ -118,8 +120,11 @@ FAULT = re.compile(r"\[\[(crash|hang|fail|slow)@(\d+)\]\]")
 class SimEngine:
     """See penstock.engine.Engine. `now` and `sleep` may be replaced to run it on a virtual clock."""
 
-    def __init__(self, model: str, settings: SimSettings) -> None:
-        self._model, self._settings = model, settings
+    def __init__(self, model: str, settings: SimSettings, adapters: Collection[str] = ()) -> None:
+        self._model, self._settings, self._served = model, settings, adapters
+        self._adapters: OrderedDict[str, None] = OrderedDict()
+        """The adapters that are loaded, the one that was used last at the end."""
+        self._swaps = 0
         self._by_id: dict[str, SimSequence] = {}
         self._running: dict[str, SimSequence] = {}
         self._waiting: deque[SimSequence] = deque()
@@ -138,15 +143,15 @@ class SimEngine:
         self._hung = False
         self._slowdown = 1.0
         self._random = random.SystemRandom()
-        self._cache: OrderedDict[tuple[str, str], None] = OrderedDict()
-        """The last prompts, each with its tenant, whose prompts alone it matches."""
+        self._cache: OrderedDict[tuple[tuple[str, str], str], None] = OrderedDict()
+        """The last prompts, each with its owner, whose prompts alone it matches."""
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         on_phase("loading simulated weights")
         await asyncio.sleep(self._settings.load_ms / 1000)
         self._on_step = on_step
         self._task = asyncio.create_task(self._run())
-        return card_of(self._model, self._settings)
+        return card_of(self._model, self._settings, self._served)
 
     async def check(self, request: Request) -> None:
         self._sequence(request)
@@ -180,6 +185,8 @@ class SimEngine:
             evicts=self._settings.kv_policy == "MAX_UTILIZATION",
             evictions=self._evictions,
             steps=self._steps,
+            adapters=tuple(self._adapters),
+            swaps=self._swaps,
         )
 
     def health(self) -> EngineHealth:
@@ -222,13 +229,14 @@ class SimEngine:
         if prompt_tokens + (wanted or 1) > context:
             raise Refused(too_long("messages", prompt_tokens, wanted, context))
         max_tokens = wanted or min(DEFAULT_MAX_TOKENS, context - prompt_tokens)
-        stop, crc = request.sampling.stop, zlib.crc32(prompt.encode() + sampling_text(request.sampling).encode())
+        varied = sampling_text(request.sampling) + (f"\nadapter={request.adapter}" if request.adapter else "")
+        stop, crc = request.sampling.stop, zlib.crc32(prompt.encode() + varied.encode())
         gate = TokenGate(stop, request.past_text) if any(stop) else None
         fault = self._fault(prompt)
         sequence = SimSequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
         sequence.end = "length" if wanted or request.sampling.ignore_eos else "stop"
         sequence.reasoned = REASONED.get(request.reasoning, 0)
-        sequence.tenant, sequence.prompt = request.tenant, prompt
+        sequence.adapter, sequence.owner, sequence.prompt = request.adapter, (request.tenant, request.adapter), prompt
         if request.tools is not None and (calls := call_tokens(request)):
             length = sequence.reasoned + len(calls)
             sequence.calls, sequence.max_tokens = calls, min(max_tokens, length)
@@ -291,10 +299,12 @@ class SimEngine:
     def _admit(self, now: float) -> None:
         while self._waiting and len(self._running) < self._settings.slots:
             sequence = self._waiting[0]
-            if not self._has_room(sequence):
+            if not self._has_room(sequence) or not self._has_place(sequence.adapter):
                 return
             self._waiting.popleft()
             sequence.ready_at = now + self._prefill_s(sequence) - ROUNDING_S
+            if sequence.adapter:
+                sequence.ready_at += self._load_s(sequence.adapter)
             if self._settings.prefill_ms_per_1k_tokens:
                 sequence.prompt_left = sequence.used - sequence.cached
             sequence.scheduled_at = sequence.scheduled_at or time.monotonic()
@@ -305,14 +315,35 @@ class SimEngine:
         whole_s = self._settings.prefill_ms / 1000
         if not self._settings.cache_prompts:
             return whole_s
-        known = [prompt for tenant, prompt in self._cache if tenant == sequence.tenant]
+        known = [prompt for owner, prompt in self._cache if owner == sequence.owner]
         cached = max((shared_characters(prompt, sequence.prompt) for prompt in known), default=0)
-        self._cache[sequence.tenant, sequence.prompt] = None
-        self._cache.move_to_end((sequence.tenant, sequence.prompt))
+        self._cache[sequence.owner, sequence.prompt] = None
+        self._cache.move_to_end((sequence.owner, sequence.prompt))
         if len(self._cache) > self._settings.cache_prompts:
             self._cache.popitem(last=False)
         sequence.cached = min(cached * sequence.prompt_tokens // max(1, len(sequence.prompt)), sequence.prompt_tokens)
         return whole_s * (1 - sequence.cached / sequence.prompt_tokens)
+
+    def _unused(self) -> str | None:
+        """The loaded adapter that no running text needs, and that was used longest ago."""
+        used = {each.adapter for each in self._running.values()}
+        return next((adapter for adapter in self._adapters if adapter not in used), None)
+
+    def _has_place(self, adapter: str) -> bool:
+        """Whether an adapter is loaded or can be."""
+        is_known = not adapter or adapter in self._adapters
+        return is_known or len(self._adapters) < self._settings.max_adapters or self._unused() is not None
+
+    def _load_s(self, adapter: str) -> float:
+        """Load an adapter that has a place. Returns for how many seconds its text waits."""
+        load_s = 0.0
+        if adapter not in self._adapters:
+            if len(self._adapters) == self._settings.max_adapters:
+                del self._adapters[self._unused() or ""]
+            self._swaps, load_s = self._swaps + 1, self._settings.adapter_load_ms / 1000
+        self._adapters[adapter] = None
+        self._adapters.move_to_end(adapter)
+        return load_s
 
     def _has_room(self, sequence: SimSequence) -> bool:
         capacity = self._settings.kv_tokens
@@ -407,6 +438,6 @@ class SimEngine:
             self._waiting.remove(sequence)
 
 
-def build(model: str, settings: SimSettings, data_dir: Path) -> SimEngine:
+def build(model: str, settings: SimSettings, data_dir: Path, adapters: Mapping[str, str]) -> SimEngine:
     """See workers.engines.registry; nothing of this engine lies in the data folder."""
-    return SimEngine(model, settings)
+    return SimEngine(model, settings, adapters)

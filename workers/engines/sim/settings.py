@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 import msgspec
@@ -39,6 +40,10 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_prompts: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Size of the simulated prefix cache in prompts: a prefix shared with a cached prompt of the same tenant costs no
     prefill."""
+    max_adapters: Positive = 4
+    """Adapters loaded at a time. A text that needs another one waits until one of them is not in use."""
+    adapter_load_ms: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Milliseconds to load an adapter, for which the text that needs it waits."""
     faults: bool = False
     """Inject the faults that prompts name ([[crash@5]], [[hang@5]], [[fail@5]], [[slow@5]]). For tests only."""
     authors: bool = False
@@ -52,7 +57,7 @@ SECTION = SimSettings
 DEFAULT_MAX_TOKENS = 128
 
 
-def card_of(model: str, settings: SimSettings) -> ModelCard:
+def card_of(model: str, settings: SimSettings, adapters: Collection[str] = ()) -> ModelCard:
     """The card of a model that was loaded now."""
     context = context_of(settings)
     return ModelCard(
@@ -79,6 +84,7 @@ def card_of(model: str, settings: SimSettings) -> ModelCard:
             tokenize=True,
             tokenize_chats=True,
         ),
+        adapters=tuple(adapters),
         embedding_size=SIZE,
         created=int(time.time()),
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from penstock.engine import Capabilities, EngineDead, Sampling
 from workers.engines.trtllm.facts import Facts
-from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.trtllm.settings import TrtllmSection, TrtllmSettings
 from workers.engines.trtllm.text import keywords
+
+ADAPTERS = "adapters"
+"""The model's table, as messages name it."""
 
 PASSED = (
     *("model", "tensor_parallel_size", "pipeline_parallel_size", "moe_expert_parallel_size"),
@@ -37,7 +40,7 @@ REFUSED_EXTRA = {
 }
 """TorchLlmArgs keywords (or keywords of older versions) that this adapter refuses, and why."""
 
-OWNED = frozenset(TrtllmSettings.__struct_fields__) | {
+OWNED = frozenset(TrtllmSection.__struct_fields__) | {
     *("max_seq_len", "max_input_len", "enable_chunked_prefill", "kv_cache_config", "scheduler_config"),
     *("speculative_config", "guided_decoding_backend", "enable_lora", "lora_config"),
 }
@@ -92,15 +95,16 @@ def folders(settings: TrtllmSettings) -> dict[str, str]:
     """All folders from which the engine loads files, or their names at the hub, by the setting."""
     draft = str(settings.speculative.get("speculative_model", ""))
     named = {"model": settings.model, "tokenizer": settings.tokenizer, "speculative.speculative_model": draft}
-    named |= {f"lora.{name}": path for name, path in settings.lora.items()}
-    return {name: path for name, path in named.items() if path or name.startswith("lora.")}
+    named |= {f"{ADAPTERS}.{name}": path for name, path in settings.adapters.items()}
+    return {name: path for name, path in named.items() if path}
 
 
-def fields(settings: TrtllmSettings, context: int, facts: Facts) -> dict[str, Any]:
+def fields(settings: TrtllmSettings, context: int, facts: Facts, modules: Collection[str] = ()) -> dict[str, Any]:
     """The keyword arguments of LLM(...), plain data throughout: TensorRT-LLM makes its own objects of it.
 
     Args:
         context: maximum sequence length in tokens.
+        modules: that the adapters change, all together.
     """
     greedy = facts.has(f"DecodingBaseConfig.{SAMPLED}") and settings.speculative
     speculative = {SAMPLED: True} | settings.speculative if greedy else settings.speculative
@@ -118,9 +122,15 @@ def fields(settings: TrtllmSettings, context: int, facts: Facts) -> dict[str, An
         "kv_cache_config": settings.kv_cache | alone,
         "scheduler_config": scheduler,
     }
-    if settings.adapter:  # the others belong to other models: of several, TensorRT-LLM cannot read the modules
-        paths = [settings.lora[settings.adapter]]
-        lora = {"lora_dir": paths, "max_lora_rank": settings.max_lora_rank, "max_loras": 1, "max_cpu_loras": 1}
+    if count := len(settings.adapters):
+        lora = {
+            "lora_dir": [*settings.adapters.values()],
+            "max_lora_rank": settings.max_lora_rank,
+            "max_loras": min(count, settings.max_loras),
+            "max_cpu_loras": min(count, max(settings.max_loras, settings.max_cpu_loras)),
+        }
+        if modules:  # of several adapters, TensorRT-LLM does not read them
+            lora["lora_target_modules"] = [*modules]
         chosen |= {"enable_lora": True, "lora_config": lora}
     return chosen | settings.extra
 
@@ -190,7 +200,7 @@ def refusals(
     chosen, extra = settings.speculative, settings.extra
     reasons = [] if settings.model else ["model is empty: name a checkpoint folder"]
     for name, path in folders(settings).items():
-        is_folder = name.startswith("lora.") or path.startswith(("/", "./", "../", "~"))  # else a name at the hub
+        is_folder = name.startswith(ADAPTERS) or path.startswith(("/", "./", "../", "~"))  # else a name at the hub
         reasons += [f"{name}: the folder {path!r} does not exist"] if is_folder and not exists(path) else []
     experts, tensor = settings.moe_expert_parallel_size, settings.tensor_parallel_size
     contexts = extra.get("context_parallel_size", 1)
@@ -218,6 +228,4 @@ def refusals(
     reasons += [f"speculative.{name} is missing: {kind} needs it" for name in missing]
     if kind in REFUSED_SPECULATION:
         reasons.append(f"speculative.decoding_type {kind!r} cannot be used: {REFUSED_SPECULATION[kind]}")
-    if settings.adapter and settings.adapter not in settings.lora:
-        reasons.append(f"adapter {settings.adapter!r} is not in lora (known: {', '.join(settings.lora) or 'none'})")
     return reasons

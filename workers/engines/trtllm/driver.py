@@ -328,8 +328,9 @@ class Driver:
             chosen["priority"] = min(1.0, request.priority + (RESUMED_AHEAD if request.past else 0.0))
         if library.facts.cache_salt:
             chosen["cache_salt"] = hmac.digest(self._salt_key, request.tenant.encode(), "sha256").hex()
-        if name := settings.adapter:
-            chosen["lora_request"] = library.lora_request(lora_name=name, lora_int_id=1, lora_path=settings.lora[name])
+        if name := request.adapter:
+            number, path = [*settings.adapters].index(name) + 1, settings.adapters[name]
+            chosen["lora_request"] = library.lora_request(lora_name=name, lora_int_id=number, lora_path=path)
         return chosen
 
     def _perform(self, request: Request, task: Task) -> Piece:

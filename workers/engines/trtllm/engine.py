@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from workers.engines.trtllm import text as trtllm_text
 from workers.engines.trtllm.driver import Driver, Loaded, asked
 from workers.engines.trtllm.generation import BUDGET
 from workers.engines.trtllm.library import Library
-from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.trtllm.settings import TrtllmSection, TrtllmSettings
 from workers.engines.trtllm.text import CheckpointInfo, Codec
 
 log = logging.getLogger(__name__)
@@ -71,12 +71,13 @@ class TrtllmEngine:
             await asyncio.to_thread(manifest.check, settings.manifest, paths)
         try:
             checkpoint = trtllm_text.read_checkpoint(Path(settings.model))
+            modules = trtllm_text.adapter_modules(settings.adapters, settings.max_lora_rank)
         except (ValueError, OSError) as error:
-            raise EngineDead(f"the checkpoint's configuration cannot be read: {error}") from error
+            raise EngineDead(f"the configuration of the checkpoint or of an adapter cannot be read: {error}") from error
         context = settings.max_seq_len or checkpoint.context
         if not context:
             raise EngineDead("the checkpoint does not say how long its context is: set trtllm.max_seq_len")
-        arguments = self._arguments(library, context)
+        arguments = self._arguments(library, context, modules)
         on_phase("loading weights")
         llm = await self._loaded(lambda: library.llm(**arguments))
         try:
@@ -89,11 +90,11 @@ class TrtllmEngine:
             threading.Thread(target=self._read_statistics, args=(llm.get_stats,), daemon=True).start()
         return self._card(self._engine)
 
-    def _arguments(self, library: Library, context: int) -> dict[str, Any]:
+    def _arguments(self, library: Library, context: int, modules: Sequence[str]) -> dict[str, Any]:
         """The keyword arguments of LLM(...). Raises EngineDead for settings that this version lacks."""
         if not library.facts.cache_salt and self._settings.kv_cache.get("enable_block_reuse", True):
             log.warning("this TensorRT-LLM cannot tell cached prompts of tenants apart: no block is reused")
-        plain = trtllm_args.fields(self._settings, context, library.facts)
+        plain = trtllm_args.fields(self._settings, context, library.facts, modules)
         if lacking := library.facts.lacking(trtllm_args.needs(plain)):
             raise EngineDead(
                 f"the installed TensorRT-LLM {library.facts.version} does not have {', '.join(lacking)}; this adapter "
@@ -139,6 +140,7 @@ class TrtllmEngine:
             withheld=("*",),
             takes=(OF_TEMPLATE, BUDGET) if limits else (OF_TEMPLATE,),
             created=int(time.time()),
+            adapters=tuple(self._settings.adapters),
         )
 
     async def stop(self) -> None:
@@ -240,6 +242,6 @@ async def ends_in_time(shutdown: Callable[[], None], limit_s: float) -> bool:
     return await wait(done, limit_s)
 
 
-def build(model: str, settings: TrtllmSettings, data_dir: Path) -> TrtllmEngine:
+def build(model: str, section: TrtllmSection, data_dir: Path, adapters: Mapping[str, str]) -> TrtllmEngine:
     """See workers.engines.registry; nothing of this engine lies in the data folder."""
-    return TrtllmEngine(model, settings)
+    return TrtllmEngine(model, TrtllmSettings.of(section, adapters))

@@ -46,7 +46,7 @@ def load(settings: TrtllmSettings) -> Library:
         facts = read(Path(next(iter(import_module("tensorrt_llm").__path__))))
         names = ["LLM", "SamplingParams", "RequestError"]
         names += ["GuidedDecodingParams"] if settings.guided_decoding else []
-        names += ["LoRARequest"] if settings.adapter else []
+        names += ["LoRARequest"] if settings.adapters else []
         if absent := [name for name in names if name not in facts.modules]:
             raise ImportError(f"it has no {', '.join(absent)}")
         names += [THINKING] if THINKING in facts.modules else []

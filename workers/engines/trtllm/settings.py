@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +11,7 @@ import msgspec
 from penstock.config import Positive
 
 
-class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
+class TrtllmSection(msgspec.Struct, frozen=True, kw_only=True):
     """Section [trtllm]: TensorRT-LLM's LLM API. Names follow TorchLlmArgs where they pass through unchanged."""
 
     model: str = ""
@@ -48,12 +49,12 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of one speculative config, with `decoding_type`."""
     guided_decoding: Literal["", "xgrammar", "llguidance"] = ""
     """Library that constrains outputs to a JSON schema; empty: schemas are refused."""
-    lora: dict[str, str] = {}
-    """By name, the folder of each adapter."""
-    adapter: str = ""
-    """The adapter of `lora` this model's requests use; "": the bare checkpoint."""
     max_lora_rank: Positive = 64
     """Highest rank of an adapter."""
+    max_loras: Positive = 4
+    """Adapters on the GPU at a time."""
+    max_cpu_loras: Positive = 32
+    """Adapters in the memory of the host."""
     default_output: Positive = 1024
     """max_tokens of a request without one; GUARANTEED_NO_EVICT reserves them all, so keep it below the context."""
     enable_iter_perf_stats: bool = False
@@ -69,4 +70,16 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The engine counts as hung when requests run and it has generated no token for this long."""
 
 
-SECTION = TrtllmSettings
+SECTION = TrtllmSection
+
+
+class TrtllmSettings(TrtllmSection, frozen=True, kw_only=True):
+    """The settings of one model."""
+
+    adapters: dict[str, str] = {}
+    """By name, the folder of each adapter."""
+
+    @classmethod
+    def of(cls, section: TrtllmSection, adapters: Mapping[str, str]) -> TrtllmSettings:
+        """The section with the model's adapters."""
+        return cls(**msgspec.structs.asdict(section), adapters=dict(adapters))

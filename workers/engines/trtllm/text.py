@@ -52,6 +52,33 @@ def read_checkpoint(folder: Path) -> CheckpointInfo:
     )
 
 
+MODULES = {
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_dense",
+    "gate_proj": "mlp_h_to_4h",
+    "down_proj": "mlp_4h_to_h",
+    "up_proj": "mlp_gate",
+    "gate_up_proj": "mlp_gate_up",
+}
+"""TensorRT-LLM's names of the modules that an adapter may change, by PEFT's."""
+
+
+def adapter_modules(folders: Mapping[str, str], max_rank: int) -> list[str]:
+    """The modules that these adapters change, all together. Raises ValueError, OSError."""
+    found: dict[str, None] = {}
+    for name, folder in folders.items():
+        config = _read_json(Path(folder) / "adapter_config.json")
+        targets, rank = config.get("target_modules"), config.get("r")
+        if not isinstance(targets, list) or not MODULES.keys() >= {str(each) for each in targets}:
+            raise ValueError(f"adapter {name}: its target_modules are {targets!r}, known are {', '.join(MODULES)}")
+        if not isinstance(rank, int) or rank > max_rank:
+            raise ValueError(f"adapter {name}: its rank is {rank}, and max_lora_rank {max_rank}")
+        found |= dict.fromkeys([MODULES[each] for each in targets])
+    return [*found]
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_bytes()) if path.exists() else {}
     return content if isinstance(content, dict) else {}

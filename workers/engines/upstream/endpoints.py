@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -467,6 +467,8 @@ class UpstreamModel:
     name: str
     settings: UpstreamSettings
     keys: Sequence[UpstreamKey]
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """By name, the name of each at the servers."""
 
 
 def checked_models(model: str, settings: UpstreamSettings, others: OtherModels) -> Iterator[UpstreamModel]:

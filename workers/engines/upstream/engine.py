@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -366,7 +367,12 @@ class UpstreamEngine:
 
 
 def build(
-    model: str, settings: UpstreamSettings, data_dir: Path, others: OtherModels = lambda _: None
+    model: str,
+    settings: UpstreamSettings,
+    data_dir: Path,
+    adapters: Mapping[str, str],
+    others: OtherModels = lambda _: None,
 ) -> UpstreamEngine:
     """Raises ConfigError."""
-    return UpstreamEngine(*checked_models(model, settings, others))
+    own, *fallbacks = checked_models(model, settings, others)
+    return UpstreamEngine(replace(own, adapters=adapters), *fallbacks)

@@ -68,6 +68,8 @@ class Exchange:
         self._generation, self._slot = generation, slot
         self._settings, self._emit, self._tracing = pool.settings, pool.emit, pool.tracing
         self._request, self._facts = generation.request, slot.facts
+        if adapter := self._request.adapter:
+            self._facts = msgspec.structs.replace(slot.facts, model=pool.adapters[adapter])
         self._endpoint, self._client, self._secret = slot.endpoint, slot.endpoint.client, slot.key.secret
 
     async def run(self) -> ReplyOutcome:

@@ -45,12 +45,13 @@ def size_of(request: Request) -> int:
 
 
 def suits(card: ModelCard, request: Request) -> bool:
-    """Whether a model can stand in for another one with this request. Token ids and vectors are of one model alone."""
+    """Whether a model can stand in for another one with this request. Token ids, vectors and adapters are of one model
+    alone."""
     sampling, can, turns, tools = request.sampling, card.capabilities, request.turns, request.tools
     has_calls = any(turn.calls or turn.call_id for turn in turns) or (tools is not None and not tools.forced)
     limit = sampling.max_tokens or 0
     lacks = (
-        request.task is not None or request.ids or sampling.logit_bias,
+        request.task is not None or request.ids or sampling.logit_bias or request.adapter,
         isinstance(request.prompt, str) and not can.text_prompts,
         turns and not can.chat,
         sampling.logprobs is not None and sampling.logprobs > can.logprobs,
@@ -75,6 +76,7 @@ class ServerPool:
     ) -> None:
         """`spawn`: begins a task that the engine owns."""
         self.model, self.settings, self.emit, self._spawn = model.name, model.settings, emit, spawn
+        self.adapters = model.adapters
         self.endpoints = [ServerEndpoint(url, model.name, model.settings, model.keys) for url in model.settings.urls]
         self._waiting: list[tuple[float, int, int, asyncio.Future[ServerSlot | None]]] = []
         """A heap: priority, number, cost, and the slot to come. It holds little: a worker claims no more than fits."""
@@ -147,9 +149,9 @@ class ServerPool:
                 log.info("%s: %s", endpoint.url, endpoint.facts)
         known = [each.facts for each in self.endpoints if each.facts is not None]
         if self.card is None and known:
-            self.card = card_of(self.model, self.settings, known)
+            self.card = card_of(self.model, self.settings, known, self.adapters)
         for endpoint in asked:
-            endpoint.unfit = lacking(self.card, endpoint.facts) if self.card and endpoint.facts else ""
+            endpoint.unfit = lacking(self.card, endpoint.facts, self.adapters) if self.card and endpoint.facts else ""
             if endpoint.unfit:
                 log.error("%s gets no requests: %s", endpoint.url, endpoint.unfit)
         self._fill()

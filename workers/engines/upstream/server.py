@@ -24,6 +24,7 @@ Prefill = Literal["", "continue_final_message", "prefix", "trailing"]
 Reattach = Literal["", "stream", "key"]
 
 DEFAULT_CONTEXT = 8192
+NO_ADAPTERS: Mapping[str, str] = {}
 
 
 class ServerFacts(Capabilities, frozen=True, kw_only=True):
@@ -32,6 +33,8 @@ class ServerFacts(Capabilities, frozen=True, kw_only=True):
     kind: str = "other"
     model: str = ""
     """The model's name there."""
+    names: tuple[str, ...] = ()
+    """Of all models and adapters there; (): it has no list."""
     context: int = 0
     """Tokens of prompt + completion; 0: not known."""
     vocabulary: int = 0
@@ -145,9 +148,21 @@ def of(kind: str, **known: object) -> ServerFacts:
     return msgspec.structs.replace(KINDS[kind], kind=kind, **known)
 
 
-def card_of(model: str, settings: UpstreamSettings, known: Sequence[ServerFacts]) -> ModelCard:
+def without_adapters(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The models of a list; its adapters name theirs."""
+    return [each for each in entries if not each.get("parent")]
+
+
+def has_adapter(facts: ServerFacts, name: str) -> bool:
+    """Whether a server has an adapter of this name, or tells no names."""
+    return not facts.names or name in facts.names
+
+
+def card_of(
+    model: str, settings: UpstreamSettings, known: Sequence[ServerFacts], adapters: Mapping[str, str] = NO_ADAPTERS
+) -> ModelCard:
     """The card of a model that these servers compute, at least one: what all of them can do. Vectors of different
-    lengths cannot be compared, so such servers make none together."""
+    lengths cannot be compared, so such servers make none together. `adapters`: by name, the name of each there."""
     each = [facts.capabilities() for facts in known]
     least = {name: min(getattr(one, name) for one in each) for name in Capabilities.__struct_fields__}
     sizes = {facts.embedding_size for facts in known}
@@ -162,11 +177,12 @@ def card_of(model: str, settings: UpstreamSettings, known: Sequence[ServerFacts]
         withheld=settings.withhold_fields,
         embedding_size=max(sizes),
         created=int(time.time()),
+        adapters=tuple([name for name, its in adapters.items() if all(has_adapter(facts, its) for facts in known)]),
     )
 
 
-def lacking(card: ModelCard, facts: ServerFacts) -> str:
-    """Why a server cannot stand for the card that other servers gave; "" if it can."""
+def lacking(card: ModelCard, facts: ServerFacts, adapters: Mapping[str, str] = NO_ADAPTERS) -> str:
+    """Why a server cannot stand for the card that other servers gave; "" if it can. `adapters` as in card_of."""
     if facts.context and facts.context < card.context:
         return f"its context is {facts.context} tokens, and the others' is {card.context}"
     can, must = facts.capabilities(), card.capabilities
@@ -175,6 +191,7 @@ def lacking(card: ModelCard, facts: ServerFacts) -> str:
         return "its vectors have {} numbers, and the others' have {}".format(*sizes)
     named = [name for name in Capabilities.__struct_fields__ if name != "reattaches"]  # which refuses nothing
     lacks = [name for name in named if getattr(can, name) < getattr(must, name)]
+    lacks += [f"the adapter {adapters[name]}" for name in card.adapters if not has_adapter(facts, adapters[name])]
     return f"it lacks {', '.join(lacks)}" if lacks else ""
 
 
@@ -214,11 +231,13 @@ class ServerProbe:
 
     async def facts(self) -> ServerFacts:
         """Raises ProbeFailed."""
-        entry = self._chosen(await self._models())
+        entries = await self._models()
+        entry = self._chosen(entries)
         kind, props = await self._kind(entry)
         n_ctx = _object(props.get("default_generation_settings")).get("n_ctx") or props.get("max_total_tokens")
         known: dict[str, Any] = {
             "model": str(entry.get("id") or self._settings.name or self._model),
+            "names": tuple([str(each.get("id")) for each in entries]),
             "context": self._settings.context
             or _whole(n_ctx or entry.get("max_model_len") or entry.get("context_length")),
             "vocabulary": _whole(_object(entry.get("meta")).get("n_vocab")),
@@ -269,7 +288,7 @@ class ServerProbe:
 
     async def names(self) -> list[str]:
         """The names of its models. Raises ProbeFailed."""
-        return [str(each.get("id")) for each in await self._models()]
+        return [str(each.get("id")) for each in without_adapters(await self._models())]
 
     async def _models(self) -> list[Mapping[str, Any]]:
         reply = await self._reply("GET", "/models", based=True)
@@ -290,6 +309,7 @@ class ServerProbe:
 
     def _chosen(self, entries: list[Mapping[str, Any]]) -> Mapping[str, Any]:
         """The served model's entry. Raises ProbeFailed if it has several and none has its name."""
+        entries = without_adapters(entries)
         names = [str(each.get("id")) for each in entries]
         wanted = self._settings.name or self._model
         if wanted in names:

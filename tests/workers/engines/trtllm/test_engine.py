@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from flow import until
 from trtllm_double import (
@@ -65,8 +66,7 @@ EVERYTHING = {
     "waiting_queue_policy": "priority",
     "speculative": {"decoding_type": "NGram", "max_draft_len": 3},
     "guided_decoding": "xgrammar",
-    "lora": {"sql": "/sql"},
-    "adapter": "sql",
+    "adapters": {"law": "/law", "sql": "/sql"},
     "enable_iter_perf_stats": True,
     "return_perf_metrics": True,
     "extra": {"dtype": "bfloat16"},
@@ -123,17 +123,16 @@ async def test_speculation_samples_where_it_must_be_told(rig: Any, *, told: bool
 
 async def test_nothing_of_a_checkpoint_is_loaded_that_its_manifest_does_not_list(rig: Any, tmp_path: Path) -> None:
     """Of the checkpoint, the tokenizer, the draft model and the adapters; what is listed loads."""
-    folders = {name: tmp_path / name for name in ("model", "tokenizer", "draft", "adapter")}
-    for folder in folders.values():
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
-    digest = hashlib.sha256(b"{}").hexdigest()
-    (tmp_path / "SHA256SUMS").write_text("".join(f"{digest}  {name}/config.json\n" for name in folders))
+    folders, listed = {name: tmp_path / name for name in ("model", "tokenizer", "draft", "adapter")}, ""
+    for name, folder in folders.items():
+        file = Path(adapter(folder, "q_proj")) / "adapter_config.json"
+        listed += f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {name}/{file.name}\n"
+    (tmp_path / "SHA256SUMS").write_text(listed)
     settings = {
         "model": str(folders["model"]),
         "tokenizer": str(folders["tokenizer"]),
         "speculative": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": str(folders["draft"])},
-        "lora": {"sql": str(folders["adapter"])},
+        "adapters": {"sql": str(folders["adapter"])},
         "manifest": tmp_path / "SHA256SUMS",
     }
     assert (await rig(**settings)).phases[1] == "checking the checkpoint against its manifest"
@@ -394,8 +393,7 @@ async def test_a_load_that_is_called_off_leaves_no_engine_behind(rig: Any, monke
             {"speculative": {"decoding_type": "Eagle3", "max_draft_len": 3, "speculative_model": "/none"}},
             "speculative_model: the folder '/none' does not exist",
         ),
-        ({"lora": {"sql": "/none"}}, "lora.sql: the folder '/none' does not exist"),
-        ({"adapter": "sql"}, "adapter 'sql' is not in lora"),
+        ({"adapters": {"sql": "/none"}}, "adapters.sql: the folder '/none' does not exist"),
     ],
 )
 async def test_impossible_configurations_are_refused_in_words(rig: Any, settings: dict[str, Any], reason: str) -> None:
@@ -411,7 +409,8 @@ def documented() -> list[dict[str, Any]]:
     found = []
     for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
         for name, row in tomllib.loads(block)["models"].items():
-            found.append(build(ModelSettings, row, name).options)
+            model = build(ModelSettings, row, name)
+            found.append(model.options | {"adapters": model.adapters})
     return found
 
 
@@ -581,21 +580,39 @@ async def test_a_schema_becomes_guided_decoding(rig: Any) -> None:
     assert json.loads(params(started, 1)["guided_decoding"].given["json"])["type"] == "object"
 
 
-async def test_the_adapter_of_the_model_goes_with_each_request(rig: Any, tmp_path: Path) -> None:
-    """Of several, the engine loads the one that the model names: it cannot tell which modules several change."""
-    lora = {"law": str(tmp_path / "law"), "sql": str(tmp_path / "sql")}
-    for folder in lora.values():
-        Path(folder).mkdir()
-    started = await rig(lora=lora, adapter="sql")
-    await started.submit(ask())
-    assert started.llm.given["enable_lora"]
-    assert (started.llm.given["lora_config"]["lora_dir"], started.llm.given["lora_config"]["max_loras"]) == (
-        [lora["sql"]],
-        1,
-    )
+def adapter(folder: Path, *modules: str, rank: int = 8) -> str:
+    """A folder of an adapter that changes these modules."""
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"r": rank, "target_modules": [*modules]}))
+    return str(folder)
+
+
+async def test_each_request_names_its_adapter(rig: Any, tmp_path: Path) -> None:
+    """The engine is told what all adapters change together, and a request without one gets none."""
+    law, sql = adapter(tmp_path / "law", "q_proj", "up_proj"), adapter(tmp_path / "sql", "v_proj", "q_proj")
+    started = await rig(adapters={"law": law, "sql": sql}, max_loras=1)
+    for name in ("sql", "law", ""):
+        await started.submit(msgspec.structs.replace(ask(name or "base"), adapter=name))
+    assert started.card.adapters == ("law", "sql")
+    given = started.llm.given["lora_config"]
+    assert (started.llm.given["enable_lora"], given["lora_dir"]) == (True, [law, sql])
+    assert given["lora_target_modules"] == ["attn_q", "mlp_gate", "attn_v"]
+    assert (given["max_loras"], given["max_cpu_loras"]) == (1, 2)
     assert started.llm.given["tokenizer"] == str(tmp_path), "the adapter's folder is no tokenizer"
-    request = started.llm.calls[0]["lora_request"].given
-    assert request == {"lora_name": "sql", "lora_int_id": 1, "lora_path": lora["sql"]}
+    one, two, base = started.llm.calls
+    assert one["lora_request"].given == {"lora_name": "sql", "lora_int_id": 2, "lora_path": sql}
+    assert two["lora_request"].given["lora_int_id"] == 1
+    assert base.get("lora_request") is None
+
+
+@pytest.mark.parametrize(("modules", "rank", "why"), [(["lm_head"], 8, "lm_head"), (["q_proj"], 65, "max_lora_rank")])
+async def test_an_adapter_that_cannot_load_is_refused(
+    rig: Any, tmp_path: Path, modules: list[str], rank: int, why: str
+) -> None:
+    """Before the checkpoint is loaded: modules that the engine does not know, and a rank above the limit."""
+    with pytest.raises(EngineDead, match=why):
+        await rig(adapters={"sql": adapter(tmp_path / "sql", *modules, rank=rank)})
+    assert not DoubleLLM.instances
 
 
 async def test_lanes_keep_their_order_inside_the_engine(rig: Any) -> None:

@@ -186,7 +186,7 @@ def test_settings_are_those_that_a_start_would_use(tmp_path: Path) -> None:
     ("executor/params/sampling.py", "class SamplingParams(Strict):", "SamplingParams of a request"),
 ])  # fmt: skip
 def test_what_a_start_or_a_request_lacks_fails(file: str, gone: str, line: str, tmp_path: Path) -> None:
-    root, settings = write(tmp_path, NEWER), TrtllmSettings(model="/m", lora={"a": "/a"}, adapter="a")
+    root, settings = write(tmp_path, NEWER), TrtllmSettings(model="/m", adapters={"a": "/a"})
     text = (root / file).read_text()
     assert gone in text
     refusing = (
