@@ -422,6 +422,8 @@ ANSWERS: dict[str, Schema] = {
     "Model": extended(  # context length and capabilities are absent until a worker has loaded the model
         object_of(**each(STRING, "id", "owned_by"), object=word_of("model"), created=INTEGER),
         alias_of=told(STRING, "If `id` is an alias: the model that it means."),
+        parent=told(STRING, "If it is an adapter: its model."),
+        root=STRING,  # the same
         context_length=INTEGER,
         capabilities=FREE,
     ),

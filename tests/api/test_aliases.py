@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from api_in_process import LocalApi, api_in_process, key_of
-from batching import batch_record
+from batching import MODELS, batch_record
 from hand import claiming
 from openapi_document import SCHEMAS, conforms
 
@@ -187,9 +187,9 @@ def test_a_line_of_a_batch_means_its_tenants_model() -> None:
         row = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
         line = envelope(json.dumps(row).encode(), "/v1/chat/completions")
         aliases = Aliases(GENERAL, {"red": {"mine": "sim", "gpt-4o": "other"}}, "claude-1")
-        found[name] = request_of(line, batch_record(tenant="red").tenant, aliases, ("sim", "other")).model
+        found[name] = request_of(line, batch_record(tenant="red").tenant, aliases, MODELS).model
         if name == "mine":
             with pytest.raises(ApiError):
-                request_of(line, "blue", aliases, ("sim", "other"))
-            assert request_of(line, "blue", aliases, ("sim", "other"), validated=True).model == "mine"
+                request_of(line, "blue", aliases, MODELS)
+            assert request_of(line, "blue", aliases, MODELS, validated=True).model == "mine"
     assert found == {"gpt-4o": "other", "mine": "sim", "claude-1": "sim", "sim": "sim", None: "sim"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from api_in_process import LocalApi, api_in_process, key_of
-from batching import batch_record
+from batching import MODELS, batch_record
 
 from api.openai.batch_lines import envelope, job_of, request_of
 from streaming.fleet.aliases import NO_ALIASES
@@ -74,7 +74,7 @@ def test_no_field_lifts_a_line(fields: dict[str, Any]) -> None:
     """Neither in the request nor in the envelope around it."""
     around = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
     row = json.dumps(around | FIELDS[3] | {"body": CHAT | fields})
-    request = request_of(envelope(row.encode(), "/v1/chat/completions"), "", NO_ALIASES, {"sim"})
+    request = request_of(envelope(row.encode(), "/v1/chat/completions"), "", NO_ALIASES, MODELS)
     job = job_of(request, BATCH, job_id="j", number=0, lane=Priority.BATCH, left_ms=None)
     assert (job.tenant, job.priority) == ("low", Priority.BATCH)
     assert job.metadata == {"batch": BATCH.id, "line": "0"}, "not what the line says"

@@ -15,6 +15,7 @@ from offline.tools import OfflineTools
 from penstock.engine import ChatTurn
 from streaming.batches.file_store import BatchSettings, FileStore
 from streaming.batches.store import Batch as BatchRecord
+from streaming.fleet.settings import ModelSettings
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.monitor import Headroom, StoreMonitor
@@ -32,6 +33,9 @@ def line(number: int, text: str = "", **body: Any) -> dict[str, Any]:
     return {"custom_id": f"r-{number}", "method": "POST", "url": "/v1/chat/completions", "body": asked}
 
 
+MODELS = {name: ModelSettings(engine="sim") for name in ("sim", "other")}
+
+
 def jsonl(lines: Sequence[Any]) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
 
@@ -45,7 +49,7 @@ def batch_record(**more: Any) -> BatchRecord:
 
 def tools_of(wire: RedisClient, folder: Path = Path("unused"), **more: Any) -> OfflineTools:
     """What an offline process has on this store, for the model `sim`."""
-    fields = {"store_client": wire, "headroom": Headroom(wire), "store": StoreMonitor(wire), "models": ("sim",)}
+    fields = {"store_client": wire, "headroom": Headroom(wire), "store": StoreMonitor(wire), "models": MODELS}
     fields |= {"file_store": FileStore(folder), "metrics": Metrics.start("", "offline"), "batch": BatchSettings()}
     return OfflineTools(**fields | {"max_choices": 64, "keep_s": 3600} | more)
 

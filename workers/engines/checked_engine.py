@@ -37,7 +37,7 @@ CANCEL_TIMEOUT_S = 60.0
 """From `cancel` to the last piece of a request."""
 STALL_TIMEOUT_S = 600.0
 """Without any piece, while requests run: no prompt takes so long."""
-COUNTS = ("running", "waiting", "kv_tokens", "kv_used", "kv_pinned", "evictions", "miscounted", "steps")
+COUNTS = ("running", "waiting", "kv_tokens", "kv_used", "kv_pinned", "evictions", "miscounted", "steps", "swaps")
 """Fields of Stats that cannot be negative."""
 FINISHES = ("", "stop", "length", "content_filter", "cancelled", RETURNED)
 FAILED = Failure("engine_error", "The engine raised an error for this request.", 500)

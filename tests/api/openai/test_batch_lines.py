@@ -48,7 +48,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 def asked(endpoint: str, **more: Any) -> Any:
     found = envelope(line(url=endpoint, body={"model": "m"} | ASKED[endpoint] | more), endpoint)
-    return request_of(found, "", NO_ALIASES, (), validated=True)
+    return request_of(found, "", NO_ALIASES, {}, validated=True)
 
 
 @pytest.mark.parametrize(

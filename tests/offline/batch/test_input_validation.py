@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batching import jsonl, line
+from batching import MODELS, jsonl, line
 
 from offline.batch.lines import MAX_FAULTS, Terms, ValidatedInput, ValidationInterrupted, validate_input
 from streaming.batches.ledger import Ledger, LineOutcome, Segment, read_answer
 
-TERMS = Terms("/v1/chat/completions", {"sim", "other"}, 1000)
+TERMS = Terms("/v1/chat/completions", MODELS, 1000)
 
 
 def validated(folder: Path, data: bytes, terms: Terms = TERMS, **more: Any) -> tuple[ValidatedInput, Ledger]:
@@ -77,7 +77,7 @@ def test_the_byte_that_is_no_utf8_or_no_json_is_named(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_a_bad_line_is_named(tmp_path: Path, bad: bytes, code: str, param: str | None) -> None:
     """Its number and, in a sentence, what is wrong; nothing of the batch is run."""
-    terms = Terms("/v1/chat/completions", {"sim"}, 1000, max_line_bytes=2000)
+    terms = Terms("/v1/chat/completions", MODELS, 1000, max_line_bytes=2000)
     data = jsonl([line(0), line(1)]) + bad.rstrip() + b"\n" + jsonl([line(2)])
     found, _ = validated(tmp_path, data, terms)
     (fault,) = found.faults
@@ -114,7 +114,7 @@ def test_a_heavy_line_is_answered_with_the_error(tmp_path: Path) -> None:
 def test_too_few_and_too_many(tmp_path: Path, data: bytes, faults: list[tuple[int, str]]) -> None:
     """A file without lines, one with more than may be, and the first hundred of many bad lines."""
     most = 3 if faults[0][1] == "too_many_lines" else 1000
-    found, _ = validated(tmp_path, data, Terms("/v1/chat/completions", {"sim"}, most))
+    found, _ = validated(tmp_path, data, Terms("/v1/chat/completions", MODELS, most))
     assert [(fault.line, fault.code) for fault in found.faults] == faults
 
 
@@ -166,5 +166,5 @@ def test_lines_whose_answers_show_other_fields_are_computed_each(tmp_path: Path)
         {"custom_id": str(number), "method": "POST", "url": "/v1/responses", "body": body | fields}
         for number, fields in enumerate(asked)
     ]
-    found, _ = validated(tmp_path, jsonl(lines), Terms("/v1/responses", {"sim"}, 1000))
+    found, _ = validated(tmp_path, jsonl(lines), Terms("/v1/responses", MODELS, 1000))
     assert list(found.plan.duplicate_of) == [0, 0, 2, 3, 4]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batching import TOKENS, batch_record, begin, client, ended, jsonl, line, tools_of
+from batching import MODELS, TOKENS, batch_record, begin, client, ended, jsonl, line, tools_of
 from house import House, eventually, key_rows
 from openai import OpenAI
 from redis import Redis
@@ -57,7 +57,7 @@ def test_a_line_weighs_what_it_may_have_computed(tmp_path: Path, body: dict[str,
     """n, lists of prompts and a missing max_tokens are no way around a quota."""
     (tmp_path / "input").write_bytes(jsonl([completion(0, **body)]))
     segment = Segment(tmp_path, 1)
-    found = validate_input(tmp_path / "input", Terms("/v1/completions", {"sim"}, 10, cards=CARDS), segment)
+    found = validate_input(tmp_path / "input", Terms("/v1/completions", MODELS, 10, cards=CARDS), segment)
     segment.close()
     assert (found.faults, found.tokens, list(found.plan.tokens)) == ([], tokens, [tokens])
 
@@ -114,7 +114,7 @@ async def lines(wire: RedisClient, tmp_path: Path) -> AsyncIterator[Lines]:
     asked = [line(number, f"line {number}", n=1 + number % 3) for number in range(10)]
     (tmp_path / "input").write_bytes(jsonl(asked))
     segment = Segment(tmp_path, 1)
-    found = validate_input(tmp_path / "input", Terms("/v1/chat/completions", {"sim"}, 100, cards=CARDS), segment)
+    found = validate_input(tmp_path / "input", Terms("/v1/chat/completions", MODELS, 100, cards=CARDS), segment)
     segment.add(3, LineOutcome.DONE, 0, b"{}")
     segment.commit()
     segment.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from batching import batch_record, client, content, ended, jsonl, tools_of
+from batching import MODELS, batch_record, client, content, ended, jsonl, tools_of
 from batching import begin as begin_batch
 from brokering import intake_of
 from house import House, redis_process, unstarted
@@ -202,7 +202,7 @@ async def begin(small: RedisClient, tmp_path: Path) -> AsyncIterator[Callable[..
         folder.mkdir()
         (folder / "input").write_bytes(jsonl(rows))
         segment = Segment(folder, 1)
-        found = validate_input(folder / "input", Terms("/v1/completions", {"sim"}, 100_000), segment)
+        found = validate_input(folder / "input", Terms("/v1/completions", MODELS, 100_000), segment)
         segment.close()
         found.plan.save(folder)
         batch = batch_record(id=f"batch_00{len(begun):030x}", endpoint="/v1/completions")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batching import batch_record, jsonl, line, tools_of
+from batching import MODELS, batch_record, jsonl, line, tools_of
 from flow import until
 from msgspec.structs import replace
 
@@ -64,7 +64,7 @@ class Desk:
         work.mkdir(parents=True)
         (work / "input").write_bytes(jsonl([line(number) for number in range(2)]))
         segment = Segment(work, 1)
-        validate_input(work / "input", Terms(self.batch.endpoint, {"sim"}, 10), segment).plan.save(work)
+        validate_input(work / "input", Terms(self.batch.endpoint, MODELS, 10), segment).plan.save(work)
         segment.add(1, LineOutcome.DONE, 0, b"{}")
         segment.commit()
         segment.close()

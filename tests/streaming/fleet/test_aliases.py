@@ -8,9 +8,11 @@ import pytest
 
 from penstock.config import ConfigError, load
 from streaming.fleet.aliases import Aliases, AliasSettings, Target, aliases_of
+from streaming.fleet.settings import ModelSettings
 from streaming.jobs.settings import TenantSettings
 
-MODELS = ("llama-8b", "claude-own", "other")
+MODELS = {name: ModelSettings(engine="sim") for name in ("llama-8b", "claude-own", "other")}
+MODELS["other"] = ModelSettings(engine="sim", adapters={"sql": "/sql", "law": "/law"})
 GENERAL = {"gpt-4o-mini": "llama-8b", "claude-*": "llama-8b", "claude-3*": "other", "gpt-4o": "other"}
 ALIASES = Aliases(GENERAL, {"red": {"gpt-*": "other", "gpt-4o": "llama-8b"}}, "gpt-4o")
 
