@@ -643,9 +643,11 @@ class QueuedRequest(StrictBody, ABC):
         """The same request for the model and the adapter that its own name of one means."""
         if not adapter and model == self.model:
             return self
-        named = self.model_copy(update={"model": model})
-        named._adapter = adapter
-        return named
+        return self.model_copy(update={"model": model})._with(adapter)
+
+    def _with(self, adapter: str) -> Self:
+        self._adapter = adapter
+        return self
 
     @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
     @classmethod
