@@ -131,6 +131,8 @@ class FakeUpstream:
         """Write each reply in one piece."""
         self.deltas: list[dict[str, Any]] = []
         """What a chat with tools streams instead of the answer, one chunk each."""
+        self.adapters: tuple[str, ...] = ()
+        """Names of adapters that it lists before its model."""
         self.template = "x"
         """Chat template of a llama-server."""
         self.hidden = 0
@@ -222,7 +224,8 @@ class FakeUpstream:
         kind, llama, vllm = self.kind, self.kind == "llama-server", self.kind == "vllm"
         if path == "/v1/models":
             entry = {"id": MODEL, "object": "model", "owned_by": OWNERS[kind]}
-            return {"data": [entry | ({"max_model_len": 2048} if kind in ("vllm", "sglang") else {})]}
+            more = [entry | {"id": name, "parent": MODEL, "root": "/adapters"} for name in self.adapters]
+            return {"data": [*more, entry | ({"max_model_len": 2048} if kind in ("vllm", "sglang") else {})]}
         if path == "/abort_request":
             self.aborted.append(body["rid"])
             return {}

@@ -46,9 +46,14 @@ class Answer:
 class Bench:
     """One engine. `ask` sees a request to its end, as a worker does: it submits again what the engine gives back."""
 
-    def __init__(self, settings: UpstreamSettings, others: Mapping[str, UpstreamSettings] | None = None) -> None:
-        """`others`: settings of other models, by name."""
-        self.engine: UpstreamEngine = build("m", settings, Path(), (others or {}).get)
+    def __init__(
+        self,
+        settings: UpstreamSettings,
+        others: Mapping[str, UpstreamSettings] | None = None,
+        adapters: Mapping[str, str] | None = None,
+    ) -> None:
+        """`others`: settings of other models, by name; `adapters`: by name, the name of each at the servers."""
+        self.engine: UpstreamEngine = build("m", settings, Path(), adapters or {}, (others or {}).get)
         self.card: ModelCard | None = None
         self.steps: list[list[Piece]] = []
         self._queues: dict[str, asyncio.Queue[Piece]] = {}
@@ -75,7 +80,7 @@ class Bench:
     async def ask(self, prompt: Any = HELLO, **asked: Any) -> Answer:
         """The whole answer, over any number of returns. `asked`: of the request or of its sampling."""
         answer, past, text_id = Answer(), list[Any](), f"t{next(self._numbers)}"
-        own = {name: asked.pop(name) for name in ("tools", "reasoning", "task", "inputs") if name in asked}
+        own = {name: asked.pop(name) for name in ("tools", "reasoning", "task", "inputs", "adapter") if name in asked}
         while True:
             request = Request(
                 f"r{next(self._numbers)}", prompt, Sampling(**asked), past, served_by="".join(answer.served_by),
@@ -115,7 +120,10 @@ def _add(answer: Answer, piece: Piece) -> None:
 
 @asynccontextmanager
 async def bench(
-    *fakes: FakeUpstream, fallbacks: Mapping[str, FakeUpstream] | None = None, **settings: Any
+    *fakes: FakeUpstream,
+    fallbacks: Mapping[str, FakeUpstream] | None = None,
+    adapters: Mapping[str, str] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Bench]:
     """An engine in front of these fakes, which listen inside the block. `fallbacks`: by model, its only server."""
     others = fallbacks or {}
@@ -125,7 +133,7 @@ async def bench(
             name: UpstreamSettings(**FAST, urls=(fake.url,), kind=_kind((fake,)), name=MODEL)  # type: ignore[arg-type]
             for name, fake in others.items()
         }
-        bench = Bench(UpstreamSettings(**given, fallback=tuple(others)), rest)
+        bench = Bench(UpstreamSettings(**given, fallback=tuple(others)), rest, adapters)
         try:
             await bench.start()
             yield bench

@@ -28,7 +28,7 @@ async def start_upstream(wire: RedisClient, recorder: Recorder) -> AsyncIterator
         model: str = "m",
         others: Mapping[str, UpstreamSettings] | None = None,
     ) -> Running:
-        engine = build(model, settings, Path(), (others or {}).get)
+        engine = build(model, settings, Path(), {}, (others or {}).get)
         started.append(await begun(wire, engine, worker_settings, recorder))
         return started[-1]
 
