@@ -469,8 +469,7 @@ def to_job(
         tools=tools,
         passed=passed,
         adapter=request.adapter,
-        v=JOB_VERSION if request.adapter else 1,
-        **request.particulars(card),
+        **({"v": JOB_VERSION} if request.adapter else {}) | request.particulars(card),
     )
 
 
