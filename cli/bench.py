@@ -16,6 +16,7 @@ PROGRAMS = {
     "recovery": "Kill the only worker of `penstock up`: how long its reader waits.",
     "abuse": "Short chats of one tenant while another one does its worst.",
     "content": "Content rules: what they find, take for it wrongly, and cost.",
+    "adapters": "Adapters of one worker: loads and waits, with loaded ones first and without.",
     "conformance": "The conformance suite of Open Responses, from a folder of yours, against real processes.",
     "chaos": "Fault injection: kill, stop, cut off, fill up and flood real processes, and judge what clients received.",
 }

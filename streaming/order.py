@@ -17,6 +17,9 @@ which tests/streaming/jobs/test_order_stateful.py holds the script. The rule, in
    lane gets such a slot only when its credit pays for it.
 4. Urgency: the earliest latest start. A job without a deadline has the patience of its lane.
 5. Arrival.
+
+In a worker of a model with adapters, one of the tenant's next jobs goes before its first one, if it needs no load and
+the first one does (loaded_job in claims.lua bounds that). bench/order/rule.py leaves that out.
 """
 
 from __future__ import annotations
