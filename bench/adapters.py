@@ -1,8 +1,9 @@
 """`python -m bench.adapters`: how often one worker loads adapters, and how long requests wait, in two orders.
 
 Requests of several tenants name adapters of one model, a few of them often and others rarely. The simulated engine
-keeps some loaded, and a load takes as long as several answers. One order prefers loaded adapters as workers do; the other is
-the plain order, which a worker has that takes every adapter for loaded. Both get the same requests at the same times.
+keeps some loaded, and a load takes as long as several answers. One order prefers loaded adapters as workers do; the
+other is the plain order, which a worker has that takes every adapter for loaded. Both get the same requests at the same
+times.
 """
 
 from __future__ import annotations

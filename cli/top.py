@@ -120,6 +120,7 @@ def _workers(overview: Overview) -> RenderableType:
     for each in overview["processes"]:
         slots, running = each["slots"] or 0, each["running"] or 0
         behind = f", {each['waiting']} wait" if each.get("waiting") else ""
+        behind += f", {each['swaps']} adapter loads" if each.get("swaps") else ""
         said = "server away" if each.get("away") and each["state"] == "ready" else each["state"]
         step = steps.get(each["id"]) if each["role"] == "worker" else None
         table.add_row(

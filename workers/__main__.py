@@ -334,6 +334,8 @@ class WorkerProcess:
             phase=self._phase if self._state == "starting" else "",
             away=stats.away,
             away_s=stats.away_s,
+            adapters=stats.adapters,
+            swaps=stats.swaps,
             served=dict(self._tally.served),
         )
 

@@ -375,6 +375,8 @@ def _process(process: Process) -> dict[str, Any]:
         **fields_of(process, "role", "id", "host", "pid", "state", "since"),
         **(of_worker if process.role == "worker" else dict.fromkeys(of_worker)),
         "away": list(process.away),
+        "adapters": list(process.adapters),
+        "swaps": process.swaps,
         "model": process.model or None,
         "kv_tokens": process.kv_tokens or None,
         "kv_used": process.kv_used if process.kv_tokens else None,

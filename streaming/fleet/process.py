@@ -90,6 +90,10 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """For how long they have been away."""
     shape: str = ""
     """Which of its model's pools a worker belongs to."""
+    adapters: tuple[str, ...] = ()
+    """Those that a worker's engine has loaded."""
+    swaps: int = 0
+    """How often it has loaded one for a request."""
 
     @property
     def name(self) -> str:

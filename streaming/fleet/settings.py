@@ -184,8 +184,10 @@ def check_model_names(models: dict[str, ModelSettings]) -> None:
         for adapter in model.adapters:
             if not ADAPTER_NAME.fullmatch(adapter):
                 raise ValueError(f"models.{name}.adapters: a name has letters, digits and . _ -, at most 64")
-            if (full := full_name(name, adapter)) in models:
-                raise ValueError(f"models.{name}.adapters.{adapter}: {full} is the name of a model, too")
+            full = full_name(name, adapter)
+            if full in models or not MODEL_NAME.fullmatch(full):
+                problem = "is the name of a model, too" if full in models else "has more than 128 characters"
+                raise ValueError(f"models.{name}.adapters.{adapter}: {full} {problem}")
 
 
 def served_names(models: Mapping[str, ModelSettings]) -> list[str]:
