@@ -40,7 +40,7 @@ from workers.worker import Worker
 MODEL, TENANTS = "sim", 3
 TOKENS, LOAD_MS, SLOTS, LOADED = 8, 40.0, 4, 2
 ADAPTERS = [f"adapter-{number}" for number in range(8)]
-LOADS = {"light": 0.4, "steady": 0.75, "beyond": 1.2}
+LOADS = {"light": 0.25, "steady": 0.75, "beyond": 1.2}
 """Requests a second, as a share of what the engine computes when every load is of use to four requests."""
 
 
