@@ -48,7 +48,13 @@ def message_object(
     job: Job, content: Sequence[Any], stop: dict[str, Any], usage: Usage | None = None
 ) -> dict[str, Any]:
     """Render a message with its `stop_reason` and `stop_sequence`."""
-    head = {"id": message_id(job.id), "type": "message", "role": "assistant", "model": job.model, "content": content}
+    head = {
+        "id": message_id(job.id),
+        "type": "message",
+        "role": "assistant",
+        "model": job.full_model,
+        "content": content,
+    }
     return {**head, **stop, "usage": usage_object(job, usage)}
 
 

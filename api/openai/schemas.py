@@ -23,7 +23,7 @@ from api.openai.responses.items import HostedItem
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
 from penstock.engine import MAX_LOGPROBS, Input, ModelCard, Sampling, Task
 from streaming.events import EventSubscriptions, with_webhook
-from streaming.jobs.job import JOB_VERSION, Chat, Inputs, Job, TaskForm, Text, Tokens
+from streaming.jobs.job import Chat, Inputs, Job, TaskForm, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.jobs.records import MAX_CHOICES
 from streaming.order import Priority
@@ -38,6 +38,9 @@ MAX_N = 8
 
 MAX_ECHO = 1 << 20
 """Characters of prompts that one request may have repeated, over all choices: the store keeps them with the answers."""
+
+ADAPTER_VERSION = 7
+"""Of a job with an adapter: an older worker would answer without it."""
 
 MAX_IGNORED = 20
 """Names listed in X-Ignored-Fields."""
@@ -469,7 +472,7 @@ def to_job(
         tools=tools,
         passed=passed,
         adapter=request.adapter,
-        **({"v": JOB_VERSION} if request.adapter else {}) | request.particulars(card),
+        **({"v": ADAPTER_VERSION} if request.adapter else {}) | request.particulars(card),
     )
 
 

@@ -52,6 +52,7 @@ async def asked(api: LocalApi, model: str, key: str = "all", path: str = "/v1/ch
         ("/v1/chat/completions", CHAT),
         ("/v1/completions", {"prompt": ["hello", "you"], "n": 2}),
         ("/v1/responses", {"input": "hello", "background": True}),
+        ("/v1/messages", CHAT),
         ("/tokenize", {"prompt": "hello"}),
         ("/v1/jobs", CHAT),
     ],
@@ -65,7 +66,7 @@ async def test_a_request_names_an_adapter(api: LocalApi, wire: RedisClient, path
         assert (job.model, job.adapter, job.v) == ("sim", "sql", 7)
     plain = await asked(api, "sim", path=path, **body)
     job = (await claiming(wire)).claim.job
-    assert (plain.json()["model"], job.adapter, job.v) == ("sim", "", 1)
+    assert (plain.json()["model"], job.adapter, job.v) == ("sim", "", 7 if path == "/v1/messages" else 1)
 
 
 async def test_an_unknown_adapter_is_404_with_the_known_ones(api: LocalApi) -> None:
