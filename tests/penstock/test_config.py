@@ -253,6 +253,25 @@ def test_a_models_name_is_checked_by_every_process(name: str) -> None:
         served_models({name: ModelSettings(engine="sim")})
 
 
+@pytest.mark.parametrize(
+    ("adapters", "problem"),
+    [
+        ({"a:b": "/a"}, "a name has letters"),
+        ({"": "/a"}, "a name has letters"),
+        ({"2": "/a"}, "m:2 is the name of a model, too"),
+        ({"x" * 64: "/a"}, None),
+    ],
+)
+def test_an_adapters_name_is_checked_by_every_process(adapters: dict[str, str], problem: str | None) -> None:
+    """It is a part of a model's name in requests, which has 128 characters at most."""
+    models = {"m": ModelSettings(engine="sim", adapters=adapters), "m:2": ModelSettings(engine="sim")}
+    if problem is None:
+        assert served_models(models)
+        models, problem = {"m" * 64: models["m"]}, "has more than 128 characters"
+    with pytest.raises(ConfigError, match=problem):
+        served_models(models)
+
+
 def test_a_byte_order_mark_is_ignored_and_other_encodings_are_named(tmp_path: Path) -> None:
     """Of the settings file."""
     path = tmp_path / "penstock.toml"

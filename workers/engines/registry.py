@@ -85,6 +85,8 @@ def _settings(make: Callable[..., Any], options: Mapping[str, Any], where: str, 
         return dict(options)
     if not isinstance(kind, type) or not issubclass(kind, msgspec.Struct):
         raise ConfigError(key, "its Settings is no msgspec.Struct", f"see {MANUAL}")
+    if "adapters" in options and "adapters" not in kind.__struct_fields__:
+        raise ConfigError(key.replace(".engine", ".adapters"), "this engine takes none", f"see {MANUAL}")
     return validated(kind, dict(options), where)
 
 

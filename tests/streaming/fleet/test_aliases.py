@@ -13,7 +13,13 @@ from streaming.jobs.settings import TenantSettings
 
 MODELS = {name: ModelSettings(engine="sim") for name in ("llama-8b", "claude-own", "other")}
 MODELS["other"] = ModelSettings(engine="sim", adapters={"sql": "/sql", "law": "/law"})
-GENERAL = {"gpt-4o-mini": "llama-8b", "claude-*": "llama-8b", "claude-3*": "other", "gpt-4o": "other"}
+GENERAL = {
+    "gpt-4o-mini": "llama-8b",
+    "claude-*": "llama-8b",
+    "claude-3*": "other",
+    "gpt-4o": "other",
+    "tuned": "other:sql",
+}
 ALIASES = Aliases(GENERAL, {"red": {"gpt-*": "other", "gpt-4o": "llama-8b"}}, "gpt-4o")
 
 
@@ -32,6 +38,11 @@ ALIASES = Aliases(GENERAL, {"red": {"gpt-*": "other", "gpt-4o": "llama-8b"}}, "g
         ("red", "gpt-4o", Target("llama-8b", "gpt-4o")),
         ("red", "gpt-4o-mini", Target("other", "gpt-*")),
         ("red", "claude-2", Target("llama-8b", "claude-*")),
+        ("blue", "other:sql", Target("other", adapter="sql")),
+        ("blue", "law", Target("other", adapter="law")),
+        ("red", "gpt-sql", Target("other", "gpt-*")),
+        ("blue", "tuned", Target("other", "tuned", "sql")),
+        ("blue", "llama-8b:sql", None),
     ],
 )
 def test_what_a_name_means(tenant: str, name: str, found: Target | None) -> None:

@@ -26,6 +26,11 @@ class Plain(Echo):
     def __init__(self, model, options):
         self.options = options
 
+class Adapted(Echo):
+    class Settings(Echo.Settings):
+        adapters: dict[str, str] = {}
+
+
 class NotAsync(Echo):
     def check(self, request): ...
 
@@ -94,6 +99,13 @@ def test_options_are_held_against_the_engines_own_struct(
     with pytest.raises(ConfigError) as refused:
         build("m", ModelSettings(engine="echo_engine:Echo", options=options), Config({}), tmp_path)
     assert str(refused.value).startswith(problem)
+
+
+def test_adapters_are_an_option_of_the_class(tmp_path: Path) -> None:
+    """One whose settings have none is refused them."""
+    with pytest.raises(ConfigError, match=r"models.m.adapters: this engine takes none"):
+        build("m", ModelSettings(engine="echo_engine:Echo", adapters={"a": "/a"}), Config({}), tmp_path)
+    assert build("m", ModelSettings(engine="some_engines:Adapted", adapters={"a": "/a"}), Config({}), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["echo_engine:Echo", "some_engines:Outer.Inner", "some_engines:made"])

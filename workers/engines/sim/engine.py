@@ -34,6 +34,7 @@ from penstock.engine import (
     Task,
 )
 from penstock.tools import REASONING, TEXT
+from workers.engines.adapters import LoadedAdapters
 from workers.engines.sim.answers import (
     INNER,
     MAX_SIZE,
@@ -122,9 +123,7 @@ class SimEngine:
 
     def __init__(self, model: str, settings: SimSettings, adapters: Collection[str] = ()) -> None:
         self._model, self._settings, self._served = model, settings, adapters
-        self._adapters: OrderedDict[str, None] = OrderedDict()
-        """The adapters that are loaded, the one that was used last at the end."""
-        self._swaps = 0
+        self._loaded = LoadedAdapters(settings.max_adapters)
         self._by_id: dict[str, SimSequence] = {}
         self._running: dict[str, SimSequence] = {}
         self._waiting: deque[SimSequence] = deque()
@@ -185,8 +184,8 @@ class SimEngine:
             evicts=self._settings.kv_policy == "MAX_UTILIZATION",
             evictions=self._evictions,
             steps=self._steps,
-            adapters=tuple(self._adapters),
-            swaps=self._swaps,
+            adapters=self._loaded.names,
+            swaps=self._loaded.swaps,
         )
 
     def health(self) -> EngineHealth:
@@ -303,8 +302,8 @@ class SimEngine:
                 return
             self._waiting.popleft()
             sequence.ready_at = now + self._prefill_s(sequence) - ROUNDING_S
-            if sequence.adapter:
-                sequence.ready_at += self._load_s(sequence.adapter)
+            if sequence.adapter and self._loaded.use(sequence.adapter, self._needed):
+                sequence.ready_at += self._settings.adapter_load_ms / 1000
             if self._settings.prefill_ms_per_1k_tokens:
                 sequence.prompt_left = sequence.used - sequence.cached
             sequence.scheduled_at = sequence.scheduled_at or time.monotonic()
@@ -324,26 +323,14 @@ class SimEngine:
         sequence.cached = min(cached * sequence.prompt_tokens // max(1, len(sequence.prompt)), sequence.prompt_tokens)
         return whole_s * (1 - sequence.cached / sequence.prompt_tokens)
 
-    def _unused(self) -> str | None:
-        """The loaded adapter that no running text needs, and that was used longest ago."""
-        used = {each.adapter for each in self._running.values()}
-        return next((adapter for adapter in self._adapters if adapter not in used), None)
-
     def _has_place(self, adapter: str) -> bool:
         """Whether an adapter is loaded or can be."""
-        is_known = not adapter or adapter in self._adapters
-        return is_known or len(self._adapters) < self._settings.max_adapters or self._unused() is not None
+        return not adapter or self._loaded.has_place(adapter, self._needed)
 
-    def _load_s(self, adapter: str) -> float:
-        """Load an adapter that has a place. Returns for how many seconds its text waits."""
-        load_s = 0.0
-        if adapter not in self._adapters:
-            if len(self._adapters) == self._settings.max_adapters:
-                del self._adapters[self._unused() or ""]
-            self._swaps, load_s = self._swaps + 1, self._settings.adapter_load_ms / 1000
-        self._adapters[adapter] = None
-        self._adapters.move_to_end(adapter)
-        return load_s
+    @property
+    def _needed(self) -> set[str]:
+        """The adapters of running texts."""
+        return {each.adapter for each in self._running.values()}
 
     def _has_room(self, sequence: SimSequence) -> bool:
         capacity = self._settings.kv_tokens

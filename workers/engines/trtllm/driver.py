@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from penstock.engine import RETURNED, EngineTimes, Failure, Piece, Refused, Request, Task
+from workers.engines.adapters import LoadedAdapters
 from workers.engines.text import too_long
 from workers.engines.trtllm import text as trtllm_text
 from workers.engines.trtllm.generation import Generation, task_text
@@ -129,6 +130,8 @@ class Driver:
         clock: Callable[[], float],
     ) -> None:
         self._engine, self._settings, self._deliver, self._clock = engine, settings, deliver, clock
+        self.loaded = LoadedAdapters(settings.max_loras)
+        """What TensorRT-LLM should have on the GPU: it does not say."""
         self._live: dict[str, Live] = {}
         """The worker's thread adds to it, this one removes from it; both only look at copies."""
         self.dead = ""
@@ -329,6 +332,7 @@ class Driver:
         if library.facts.cache_salt:
             chosen["cache_salt"] = hmac.digest(self._salt_key, request.tenant.encode(), "sha256").hex()
         if name := request.adapter:
+            self.loaded.use(name)
             number, path = [*settings.adapters].index(name) + 1, settings.adapters[name]
             chosen["lora_request"] = library.lora_request(lora_name=name, lora_int_id=number, lora_path=path)
         return chosen

@@ -202,6 +202,8 @@ class TrtllmEngine:
             evicts=evicts,
             evictions=self._evictions,
             steps=self._steps,
+            adapters=self._driver.loaded.names,
+            swaps=self._driver.loaded.swaps,
         )
 
     def health(self) -> EngineHealth:

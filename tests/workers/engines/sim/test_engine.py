@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from engine_desk import EngineDesk
 
 from penstock.engine import ChatTurn, Piece, Refused, Request, Sampling, Task
 from penstock.tools import Tool, Tools, read_answer
@@ -327,3 +328,39 @@ async def test_a_schema_of_too_many_values_holds_up_nobody(start: Start, propert
     ended = await bench.until_ended("r")
     assert [call.arguments for call in read_answer([piece.text for piece in ended["r"]]).calls] == ["{}"]
     assert time.process_time() - began < 2
+
+
+def with_adapter(number: int, adapter: str, tenant: str = "") -> Request:
+    return Request(f"r{number}", "hello", Sampling(max_tokens=4), tenant=tenant, adapter=adapter)
+
+
+async def test_adapters_are_loaded_a_few_at_a_time() -> None:
+    """The one that was used longest ago makes room, and one that a running text needs does not: the next text waits."""
+    desk = EngineDesk(SimEngine("m", SimSettings(step_ms=1, prefill_ms=0, max_adapters=2), ("a", "b", "c")))
+    await desk.start()
+    assert desk.card.adapters == ("a", "b", "c")
+    texts = {}
+    for number, adapter in enumerate(("a", "b", "", "a", "c", "b")):
+        texts[adapter] = (await desk.result(desk.submit(with_adapter(number, adapter)))).text
+    assert len(set(texts.values())) == 4
+    assert (desk.engine.stats().adapters, desk.engine.stats().swaps) == (("c", "b"), 4)
+    together = [desk.submit(with_adapter(10 + number, adapter)) for number, adapter in enumerate("abc")]
+    await asyncio.gather(*map(desk.result, together))
+    ends = [max(at for at, step in enumerate(desk.steps) for piece in step if piece.id == each) for each in together]
+    starts = [min(at for at, step in enumerate(desk.steps) for piece in step if piece.id == each) for each in together]
+    assert starts[2] > min(ends[:2]), "two are loaded at a time"
+    await desk.engine.stop()
+
+
+async def test_a_load_delays_its_text_and_a_cached_prompt_is_of_one_adapter() -> None:
+    settings = SimSettings(step_ms=1, prefill_ms=0, adapter_load_ms=80, cache_prompts=4)
+    desk = EngineDesk(SimEngine("m", settings, ("a", "b")))
+    await desk.start()
+    took, cached = list[bool](), list[bool]()
+    for number, adapter in enumerate(("a", "a", "b", "", "b")):
+        began = time.monotonic()
+        cached.append((await desk.result(desk.submit(with_adapter(number, adapter, "red")))).cached_tokens > 0)
+        took.append(time.monotonic() - began > 0.07)
+    assert (took[0], took[2], cached) == (True, True, [False, True, False, False, True])
+    assert desk.engine.stats().swaps == 2
+    await desk.engine.stop()

@@ -603,6 +603,7 @@ async def test_each_request_names_its_adapter(rig: Any, tmp_path: Path) -> None:
     assert one["lora_request"].given == {"lora_name": "sql", "lora_int_id": 2, "lora_path": sql}
     assert two["lora_request"].given["lora_int_id"] == 1
     assert base.get("lora_request") is None
+    assert (started.engine.stats().adapters, started.engine.stats().swaps) == (("law",), 2)
 
 
 @pytest.mark.parametrize(("modules", "rank", "why"), [(["lm_head"], 8, "lm_head"), (["q_proj"], 65, "max_lora_rank")])
