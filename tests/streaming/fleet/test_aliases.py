@@ -13,13 +13,8 @@ from streaming.jobs.settings import TenantSettings
 
 MODELS = {name: ModelSettings(engine="sim") for name in ("llama-8b", "claude-own", "other")}
 MODELS["other"] = ModelSettings(engine="sim", adapters={"sql": "/sql", "law": "/law"})
-GENERAL = {
-    "gpt-4o-mini": "llama-8b",
-    "claude-*": "llama-8b",
-    "claude-3*": "other",
-    "gpt-4o": "other",
-    "tuned": "other:sql",
-}
+GENERAL = {"gpt-4o-mini": "llama-8b", "claude-*": "llama-8b", "claude-3*": "other", "gpt-4o": "other"}
+GENERAL["tuned-*"] = "other:sql"
 ALIASES = Aliases(GENERAL, {"red": {"gpt-*": "other", "gpt-4o": "llama-8b"}}, "gpt-4o")
 
 
@@ -41,7 +36,7 @@ ALIASES = Aliases(GENERAL, {"red": {"gpt-*": "other", "gpt-4o": "llama-8b"}}, "g
         ("blue", "other:sql", Target("other", adapter="sql")),
         ("blue", "law", Target("other", adapter="law")),
         ("red", "gpt-sql", Target("other", "gpt-*")),
-        ("blue", "tuned", Target("other", "tuned", "sql")),
+        ("blue", "tuned-1", Target("other", "tuned-*", "sql")),
         ("blue", "llama-8b:sql", None),
     ],
 )
