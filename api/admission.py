@@ -372,9 +372,13 @@ async def accept(
     if services.tracing.recording and is_sampled(job.trace) and not accepted.joined:
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
-    headers, wait = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.position.before)}, None
+    headers, wait = {"X-Job-Id": accepted.id}, None
+    if not job.scheduled:
+        headers["X-Queue-Position"] = str(accepted.position.before)
     if accepted.joined:
         job = replace(job, id=accepted.id)
+    elif job.scheduled:
+        pass
     elif found := services.waits.show(job, accepted.position.in_lane):
         wait = found[1]
         headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)

@@ -82,12 +82,14 @@ async def accepted_response(services: Services, admitted: Admitted, seen: JobRec
         state=accepted.state,
         attempt=accepted.attempts,
         created_ms=accepted.created_ms,
+        not_before_ms=job.not_before_ms or (accepted.created_ms + job.delay_ms if job.delay_ms else 0),
         epoch=accepted.epoch,
         endpoint=job.endpoint,
         keep_s=0,
         terminal=None,
     )
-    position, hold = None if accepted.joined else accepted.position, services.waits.readiness.problem(job.model)
+    position = None if accepted.joined or job.scheduled else accepted.position
+    hold = services.waits.readiness.problem(job.model)
     shown = job_object(record, Waiting(position, admitted.wait, hold)) | {"last_event_id": None}  # it is not known
     if accepted.joined or seen is not None:
         with contextlib.suppress(StreamingError, asyncio.CancelledError):
@@ -203,7 +205,7 @@ async def own_record(request: Request) -> JobRecord:
 
 async def waiting_of(services: Services, record: JobRecord, position: QueuePosition | None = None) -> Waiting:
     """Return where a job stands in the queue; it is looked up unless `position` gives it."""
-    if record.state is not JobState.QUEUED:
+    if record.state is not JobState.QUEUED or record.held:
         return NOT_WAITING
     position = position or await services.job_reader.position(record)
     wait = services.waits.wait_of(record.job, position.in_lane)

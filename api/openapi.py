@@ -211,7 +211,7 @@ JOB = extended(
         **each(STRING, "id", "model"),
         object=word_of("job"),
         status=words_of(JobState),
-        **each(UNIX_S, "created_at", "started_at", "first_token_at", "completed_at", "expires_at"),
+        **each(UNIX_S, "created_at", "not_before", "started_at", "first_token_at", "completed_at", "expires_at"),
         endpoint=word_of(*(endpoint.path for endpoint in Endpoint)),
         served_by=maybe(told(STRING, "The models that gave the answer; null before its end.")),
         priority=words_of(Priority),

@@ -237,6 +237,8 @@ class WaitLimit(NamedTuple):
 
 def limit_of(job: Job) -> WaitLimit | None:
     """Return the tighter limit of a job; None if it has none. The time to compute the answer is not counted."""
+    if job.scheduled:
+        return None  # by then others wait
     limits = (("queue.max_queue_ms", job.max_queue_ms), ("queue.deadline_ms", job.deadline_ms))
     given = [WaitLimit(field, ms) for field, ms in limits if ms is not None]
     return min(given, key=lambda limit: limit.ms, default=None)

@@ -97,6 +97,12 @@ CATALOGUE = (
     # Waiting jobs by the Redis time (ms) after which they expire. Writers: put, decline, release, reap; claim, cancel.
     # Lifetime: an entry until its job's claim or end.
     Key("timers", "zset"),
+    # Jobs that wait for their time, by it (Redis ms): they have no place in their lane. Writers: put; reap, cancel.
+    # Lifetime: an entry until its time, or the job's end before.
+    Key("scheduled", "zset"),
+    # By tenant: the same of its jobs. Writers: as of scheduled. Lifetime: 31 days after its newest entry; an
+    # entry as of scheduled.
+    Key("scheduled_of:{}", "zset"),
     # By tenant: job ids by acceptance time (ms). Writers: put. Lifetime: twice the retention after its newest entry;
     # so is each entry.
     Key("jobs:{}", "zset"),

@@ -148,6 +148,9 @@ def request_of(
     if request.queue.webhook:
         raise invalid_request("queue.webhook has no place in a batch, whose lines have no events of their own. Leave "
                               "it out, and subscribe to batch.completed in [webhooks].", "queue.webhook")  # fmt: skip
+    if request.queue.scheduled:
+        raise invalid_request("queue.not_before and queue.delay_ms have no place in a batch, whose lines start as they "
+                              "can. Leave it out.", "queue.not_before")  # fmt: skip
     if max_choices is not None:
         check_choices(request, max_choices)
     meant = aliases.resolve(tenant, request.model, models)

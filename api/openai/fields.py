@@ -8,8 +8,10 @@ it.
 from __future__ import annotations
 
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 import msgspec
@@ -40,6 +42,7 @@ MAX_INPUTS = 2048
 MAX_SCHEMA_BYTES = 512 * 1024
 """OpenAI takes 5,000 properties and 120,000 characters of names and values, which is about 400 KiB of JSON."""
 WEEK_MS = 7 * 24 * 3600 * 1000
+MAX_DELAY_MS = 30 * 24 * 3600 * 1000
 
 OTHERS_PRIORITY = 0
 """The value that other servers' own `priority` has by default: a client that sends it asks for nothing."""
@@ -52,6 +55,17 @@ _MAX_METADATA = 16
 def refusal(what: str) -> PydanticCustomError:
     """Return an error about the field being validated; `what` begins with a verb."""
     return PydanticCustomError("refused", "{what}", {"what": what})
+
+
+def time_ms(text: str) -> int:
+    """Unix milliseconds of a time as RFC 3339 writes it. Raises PydanticCustomError."""
+    try:
+        at = datetime.fromisoformat(text)
+        if at.tzinfo is not None and "T" in text:
+            return max(0, int(1000 * at.timestamp()))
+    except (ValueError, OverflowError):
+        pass
+    raise refusal("is no time with an offset from UTC, such as 2026-12-01T08:00:00Z")
 
 
 def _check_count(value: Any) -> Any:
@@ -279,12 +293,42 @@ class QueueOptions(ClosedBody):
     """From acceptance to the last token."""
     max_queue_ms: Milliseconds | None = None
     """From acceptance to the start of the work."""
+    not_before: Annotated[str, Field(max_length=64)] | None = None
+    """The earliest start, at most 30 days ahead, e.g. 2026-12-01T08:00:00Z; the limits above count from then. Where
+    no client waits for the answer."""
+    delay_ms: Annotated[int, Field(ge=1, le=MAX_DELAY_MS)] | None = None
+    """The same, from acceptance on."""
     do_not_queue: bool | None = False
     """Answer 503 at once unless a worker is free."""
     on_disconnect: Annotated[str, Field(pattern=_DISCONNECT)] | None = None
     """When the reader goes away: 'cancel', 'continue', or 'grace:<seconds>' (0 to 3600), then cancel."""
     webhook: Annotated[str, Field(min_length=1, max_length=2048)] | None = None
     """Who is told how the job ends: the name of a [webhooks] entry of your tenant, or a URL that its `urls` allow."""
+
+    @field_validator("not_before")
+    @classmethod
+    def _may_be_then(cls, value: str | None) -> str | None:
+        ahead_ms = time_ms(value) - 1000 * time.time() if value is not None else 0
+        if ahead_ms > MAX_DELAY_MS:
+            raise refusal("is more than 30 days ahead")
+        return value
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        if self.scheduled:
+            one = self.not_before is None or self.delay_ms is None
+            refuse_if(not one, "queue.delay_ms", "cannot be combined with not_before. Leave one of them out")
+            refuse_if(self.do_not_queue, "queue.do_not_queue", "cannot be combined with a later start. Leave it out")
+        return self
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the job is for later."""
+        return self.not_before is not None or self.delay_ms is not None
+
+    @property
+    def not_before_ms(self) -> int | None:
+        return None if self.not_before is None else time_ms(self.not_before)
 
 
 # --- messages and tools ----------------------------------------------------------------------------------------------

@@ -517,6 +517,7 @@ def job_object(
         "object": "job",
         "status": record.state.value,
         "created_at": _seconds(record.created_ms),
+        "not_before": _seconds(record.not_before_ms),
         "started_at": _seconds(record.started_ms),
         "first_token_at": _seconds(record.first_ms),
         "completed_at": _seconds(record.done_ms),

@@ -419,6 +419,10 @@ def check_choices(request: Request, max_choices: int) -> None:
 def recipients(subscriptions: EventSubscriptions, tenant: str, asked: Request, *, waits: bool) -> tuple[str, str]:
     """Return who gets the events of a job, and the webhook that the request names, as Job has them: nobody else, if its
     client waits for the answer. Raises ApiError (400)."""
+    if waits and asked.queue.scheduled:
+        what = "queue.not_before and queue.delay_ms are for clients that do not wait for the answer."
+        fix = "Send the request to POST /v1/jobs, with Prefer: respond-async, or as a response with background."
+        raise invalid_request(f"{what} {fix}", "queue.not_before")
     if isinstance(asked, ResponseRequest):
         letters = subscriptions.of_responses(tenant) if asked.background else ""
     else:
@@ -463,6 +467,8 @@ def to_job(
         reply_to=reply_to,
         deadline_ms=queue.deadline_ms,
         max_queue_ms=queue.max_queue_ms,
+        not_before_ms=queue.not_before_ms,
+        delay_ms=queue.delay_ms,
         trace=trace or {},
         metadata=request.metadata or {},
         user=request.end_user,

@@ -140,6 +140,8 @@ def _again(record: JobRecord, job_id: str) -> Job:
         stream=False,
         deadline_ms=None,
         max_queue_ms=None,
+        not_before_ms=None,
+        delay_ms=None,
         received_us=0,
         past=record.attempts,
         response=form and msgspec.structs.replace(form, conversation=""),

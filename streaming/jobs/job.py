@@ -253,9 +253,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reply_to: str = ""
     """The return address: the channel of the API process that holds the socket, or ""."""
     deadline_ms: int | None = None
-    """Time limit from acceptance to the last token."""
+    """Time limit from acceptance, or `not_before_ms`, to the last token."""
     max_queue_ms: int | None = None
-    """Time limit from acceptance to the claim."""
+    """Time limit from acceptance, or `not_before_ms`, to the claim."""
+    not_before_ms: int | None = None
+    """The earliest claim, in Unix milliseconds."""
+    delay_ms: int | None = None
+    """The same from acceptance on."""
     trace: dict[str, str] = {}
     """W3C trace context (traceparent, tracestate)."""
     metadata: dict[str, str] = {}
@@ -296,6 +300,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def full_model(self) -> str:
         """The model as answers show it, with its adapter."""
         return full_name(self.model, self.adapter)
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the job waits for a time."""
+        return self.not_before_ms is not None or self.delay_ms is not None
 
     @property
     def parted(self) -> bool:

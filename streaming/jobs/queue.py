@@ -155,6 +155,8 @@ class Queue:
             "priority": job.priority,
             "reply": job.reply_to,
             "max_queue_ms": job.max_queue_ms,
+            "not_before": job.not_before_ms,
+            "delay_ms": job.delay_ms,
             "deadline_ms": job.deadline_ms,
             "key": idempotency_digest(job.tenant, idempotency_key, conversation) if idempotency_key else None,
             "digest": digest,

@@ -148,7 +148,7 @@ class JobReader:
     async def position(self, record: JobRecord, old_s: float = 0.0) -> QueuePosition:
         """The job's position in the order of the queue. The answer may be `old_s` old, so that one read serves many
         callers. Raises Unavailable."""
-        if record.state is not JobState.QUEUED:
+        if record.state is not JobState.QUEUED or record.held:
             return FIRST
         partition, job = partition_of(record.job.id) or 0, record.job
         queue = record.queue if record.queue in REQUEUED else "lane"
@@ -162,10 +162,11 @@ class JobReader:
     async def again(self, record: JobRecord) -> JobRecord:
         """Read the job's record again; while it waits, without its body. Raises UnknownJob, Unavailable."""
         job_id = record.job.id
-        state, queue, epoch = await self._stands.call(partition_of(job_id) or 0, job_id)
+        state, queue, epoch, entry = await self._stands.call(partition_of(job_id) or 0, job_id)
         if state != b"queued":
             return await self.record(job_id)
-        return replace(record, state=JobState.QUEUED, queue=(queue or b"").decode(), epoch=int(epoch or 0) + 1)
+        epoch, queue, entry = int(epoch or 0) + 1, (queue or b"").decode(), (entry or b"").decode()
+        return replace(record, state=JobState.QUEUED, queue=queue, entry=entry, epoch=epoch)
 
     async def was_known(self, tenant: str, job_id: str) -> bool:
         """Whether a job that is no longer kept was this tenant's. Raises Unavailable."""
@@ -195,7 +196,7 @@ async def fail_malformed(client: RedisClient, job_id: str, error: Exception) -> 
 
 FIELDS = (
     *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"record"),
-    *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview", b"adapter"),
+    *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview", b"adapter", b"not_before"),
 )
 """Fields of a job, in the order in which the script `recent` returns them."""
 

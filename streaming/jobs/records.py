@@ -164,6 +164,8 @@ class Deliveries:
 MAX_NUMBER = 10**18
 """The scripts treat only smaller values as valid numbers of a record."""
 MAX_FRAME = 10**15
+HELD = "0-0"
+"""The entry of a job that waits for its time (streaming/lua/shared/waiting.lua)."""
 
 NEWER = Failure(
     "newer_version",
@@ -205,6 +207,8 @@ class JobRecord:
     queue: str = ""
     """Where it waits if it was put back, `retry` or `suspects`; "": in its lane."""
     created_ms: int = 0
+    """When it was accepted, or, after a wait for its time, entered its lane."""
+    not_before_ms: int = 0
     started_ms: int = 0
     first_ms: int = 0
     done_ms: int = 0
@@ -242,6 +246,11 @@ class JobRecord:
     """Why its body cannot be read, or "". If it cannot, `job` has only the fields that the record holds beside it."""
     is_newer_body: bool = False
     """Whether a newer version wrote the body that cannot be read."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits for its time, and so has no place in its lane."""
+        return self.entry == HELD
 
     @property
     def attempts(self) -> tuple[PastAttempt, ...]:
@@ -336,6 +345,7 @@ def _parsed(
         entry=word("entry"),
         queue=word("queue"),
         created_ms=number("created"),
+        not_before_ms=number("not_before"),
         started_ms=number("started") or number("claimed"),
         first_ms=terminal.first_ms if terminal else 0,
         done_ms=number("done"),

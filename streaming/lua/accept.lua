@@ -33,8 +33,12 @@ if reply == '' and not part then epoch = (redis.call('GET', epoch_key()) or 0) +
 local created = redis.call('HGET', job, 'created')
 if created then
   flush_writes()
-  local known = redis.call('HMGET', job, 'state', 'queue', 'entry')
+  local known = redis.call('HMGET', job, 'state', 'queue', 'entry', 'not_before')
   local waits = known[1] == 'queued' and not known[2] and is_entry(known[3])
+  if waits and known[3] == HELD then
+    schedule(id, tenant, parse_number(known[4]) or now)
+    waits = false
+  end
   local own = waits and to_member(known[3])
   if waits and not (redis.call('ZSCORE', arrivals_key(model, priority), own)
     and redis.call('ZSCORE', tenant_line(model, priority, tenant), own .. ':' .. id)) then
@@ -66,6 +70,10 @@ if given.share then
 end
 
 local arrivals, line = arrivals_key(model, priority), tenant_line(model, priority, tenant)
+-- A job whose time has not come has no place in its lane; as many as in a full lane may wait for their time.
+local start = given.not_before or now + (given.delay_ms or 0)
+local held = start > now
+if held then arrivals, line = scheduled_key(), scheduled_of_key(tenant) else start = now end
 local sizes = cache('line_sizes')
 local waiting = sizes[arrivals] or redis.call('ZCARD', arrivals)
 local own = waiting > 0 and (sizes[line] or redis.call('ZCARD', line)) or 0
@@ -95,16 +103,21 @@ end
 local more = part and {} or {'preview', given.preview or ''}
 if given.caller then more[#more + 1], more[#more + 2] = 'caller', given.caller end
 if given.adapter then more[#more + 1], more[#more + 2] = 'adapter', given.adapter end
-local ends = usage_span_end(keep)
-if own == 0 then enter_tenant(model, priority, tenant, waiting == 0) end
-local entry = redis.call('XADD', lane, '*', 'job', id)
+local ends = usage_span_end(keep + math.ceil((start - now) / 1000))
+if own == 0 and not held then enter_tenant(model, priority, tenant, waiting == 0) end
+local entry = held and HELD or redis.call('XADD', lane, '*', 'job', id)
 local member = to_member(entry)
 if round.earlier and round.earlier.lane ~= lane then round.earlier = nil end
 sizes[arrivals], sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
   'lane', lane, 'entry', entry, 'keep', keep, 'owed', may_write, 'size', part and '' or size .. ':' .. ends,
   'order', given.order, 'endpoint', given.endpoint, unpack(more))
-add_to_line(arrivals, line, member, id, now, now + given.patience_ms)
+if held then
+  redis.call('HSET', job, 'not_before', start)
+  schedule(id, tenant, start)
+else
+  add_to_line(arrivals, line, member, id, now, now + given.patience_ms)
+end
 if conversation then
   begin_turn(conversation, id)
   redis.call('HSET', job, 'conversation', conversation)
@@ -125,15 +138,15 @@ if given.webhook then redis.call('HSET', job, 'webhook', given.webhook) end
 if given.dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end
 if not part then
   round.listing_keep_s = 2 * keep
-  buffer_write('listings', tenant, now, id)
+  if not held then buffer_write('listings', tenant, now, id) end
   buffer_sum('usage', tenant, ends, size)
   if usage then usage.jobs, usage.requests = usage.jobs + 1, usage.requests + size end
 end
 local expires = (given.deadline_ms or given.max_queue_ms)
-  and now + math.min(given.deadline_ms or math.huge, given.max_queue_ms or math.huge)
-if given.deadline_ms then redis.call('HSET', job, 'deadline', now + given.deadline_ms) end
-if given.max_queue_ms then redis.call('HSET', job, 'queue_deadline', now + given.max_queue_ms) end
-if expires then redis.call('ZADD', timers_key(), expires, id) end
+  and start + math.min(given.deadline_ms or math.huge, given.max_queue_ms or math.huge)
+if given.deadline_ms then redis.call('HSET', job, 'deadline', start + given.deadline_ms) end
+if given.max_queue_ms then redis.call('HSET', job, 'queue_deadline', start + given.max_queue_ms) end
+if expires and not held then redis.call('ZADD', timers_key(), expires, id) end
 if key then
   redis.call('SET', key, id .. ':' .. digest)
   redis.call('HSET', job, 'idem', key, 'pinned', reply == '' and 1 or '')
@@ -141,16 +154,19 @@ end
 if taker then
   redis.call('ZREM', takers, taker)
   notify_worker(taker, {'w'})
-elseif not wake_worker(model, priority, now) and waiting == 0 and not is_running(model) then
+elseif not held and not wake_worker(model, priority, now) and waiting == 0 and not is_running(model) then
   wake_scheduler(model)
 end
 if part then return {'queued', now, epoch} end
 
 -- Find the place of the job (streaming/jobs/waiting.py says how it is estimated). A job without a limit starts after all of
 -- its tenant's.
-local higher, requeued = count_earlier(lane, model, priority)
-local place, others = own, waiting - own
-if own > 0 and expires then
+local higher, requeued, place, others = 0, 0, 0, 0
+if not held then
+  higher, requeued = count_earlier(lane, model, priority)
+  place, others = own, waiting - own
+end
+if place > 0 and expires then
   flush_writes()
   place = redis.call('ZRANK', line, member .. ':' .. id) or own
 end

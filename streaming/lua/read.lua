@@ -31,11 +31,10 @@ local tenant, horizon, time, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local most_looked, most_found, state = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local model, priority, since, till = ARGV[8], ARGV[9], ARGV[10], ARGV[11]
 local filtered = state ~= '' or model ~= '' or priority ~= ''
-local jobs = jobs_key(tenant)
 
 -- How many entries come before those behind the cursor (time, id). Binary search among entries of the same time: a client
 -- can make as many of those as it likes, and no cursor may cause a read of all of them.
-local function entries_before()
+local function entries_before(jobs)
   if time == '' then return 0 end
   local low, high = redis.call('ZCOUNT', jobs, '(' .. time, '+inf'), redis.call('ZCOUNT', jobs, time, '+inf')
   while low < high do
@@ -53,26 +52,28 @@ local function passes(job)
     (priority == '' or its_priority == priority)
 end
 
-local rank = entries_before()
-if till ~= '' then rank = math.max(rank, redis.call('ZCOUNT', jobs, '(' .. till, '+inf')) end
 local first = since ~= '' and tonumber(since) > tonumber(horizon) and since or '(' .. horizon
-local count = redis.call('ZCOUNT', jobs, first, '+inf')
 local looked, last, out = 0, false, {redis.call('GET', epoch_key()), false}
-while looked < most_looked and rank < count and #out - 2 < most_found do
-  local end_rank = math.min(rank + most_looked - looked, count) - 1
-  local page = redis.call('ZRANGE', jobs, rank, end_rank, 'REV', 'WITHSCORES')
-  for i = 1, #page, 2 do
-    rank, looked, last = rank + 1, looked + 1, {page[i + 1], page[i]}
-    local job = job_key(page[i])
-    if not filtered or passes(job) then
-      local fields = redis.pcall('HMGET', job, 'state', 'lane', 'attempt', 'created', 'claimed', 'started', 'done',
-        'keep', 'reason', 'record', 'metadata', 'epoch', 'runs', 'endpoint', 'cancel', 'preview', 'adapter')
-      if fields[1] then out[#out + 1] = {page[i], page[i + 1], fields} end
+-- Those that wait for their time come first: it is later than the acceptance of all others.
+for _, jobs in ipairs({scheduled_of_key(tenant), jobs_key(tenant)}) do
+  local rank, count = entries_before(jobs), redis.call('ZCOUNT', jobs, first, '+inf')
+  if till ~= '' then rank = math.max(rank, redis.call('ZCOUNT', jobs, '(' .. till, '+inf')) end
+  while looked < most_looked and rank < count and #out - 2 < most_found do
+    local end_rank = math.min(rank + most_looked - looked, count) - 1
+    local page = redis.call('ZRANGE', jobs, rank, end_rank, 'REV', 'WITHSCORES')
+    for i = 1, #page, 2 do
+      rank, looked, last = rank + 1, looked + 1, {page[i + 1], page[i]}
+      local job = job_key(page[i])
+      if not filtered or passes(job) then
+        local fields = redis.pcall('HMGET', job, 'state', 'lane', 'attempt', 'created', 'claimed', 'started', 'done',
+          'keep', 'reason', 'record', 'metadata', 'epoch', 'runs', 'endpoint', 'cancel', 'preview', 'adapter', 'not_before')
+        if fields[1] then out[#out + 1] = {page[i], page[i + 1], fields} end
+      end
+      if #out - 2 >= most_found then break end
     end
-    if #out - 2 >= most_found then break end
   end
+  if rank < count then out[2] = last end
 end
-if rank < count then out[2] = last end
 return out
 
 #!lua name=usage flags=allow-oom roles=api,offline
@@ -92,10 +93,10 @@ local kept = tenant_usage(tenant, keep)
 return {kept.jobs, kept.requests, kept.results, redis.call('ZCARD', files_key(tenant)), stored_bytes(tenant), waiting, running}
 
 #!lua name=stand flags=no-writes roles=api
--- Reads a job's state and the queue that it was put back to, without its body. ARGV: id
--- Returns: {state | false, the queue that it was put back to | false, the partition's epoch | false}
-local s = redis.call('HMGET', job_key(ARGV[1]), 'state', 'queue')
-return {s[1], s[2], redis.call('GET', epoch_key())}
+-- Reads a job's state and where it waits, without its body. ARGV: id
+-- Returns: {state | false, the queue that it was put back to | false, the partition's epoch | false, its entry | false}
+local s = redis.call('HMGET', job_key(ARGV[1]), 'state', 'queue', 'entry')
+return {s[1], s[2], redis.call('GET', epoch_key()), s[3]}
 
 #!lua name=waiting flags=no-writes roles=api
 -- Reads what decides about the places of a tenant's waiting jobs in a lane, or of jobs that were put back. ARGV: the key of

@@ -81,6 +81,25 @@ for _, worker in ipairs(redis.call('ZRANGE', leases_key(), '-inf', now, 'BYSCORE
   lapses[#lapses + 1] = {name or worker, lost.requeued, lost.given_up, lost.cancelled}
 end
 
+-- Jobs whose time has come enter their lanes, in its order, as if they were accepted now.
+local function enter(id)
+  local job = job_key(id)
+  local s = redis.call('HMGET', job, 'state', 'entry', 'lane', 'tenant', 'order', 'keep', 'deadline', 'queue_deadline')
+  if s[1] == 'queued' and s[2] == HELD then
+    local model, priority = require_lane_entry(s[3], s[2])
+    local expires = math.min(parse_number(s[7]) or math.huge, parse_number(s[8]) or math.huge)
+    if expires < math.huge then redis.call('ZADD', timers_key(), expires, id) end
+    local entry = redis.call('XADD', s[3], '*', 'job', id)
+    redis.call('HSET', job, 'entry', entry, 'created', now)
+    rejoin_line(model, priority, s[4] or '', entry, id, now, s[5])
+    if not wake_worker(model, priority, now) then wake_scheduler(model) end
+  end
+  unschedule(id, s[4] or '', s[6]) -- last: what the server has refused before is repeated
+end
+for _, id in ipairs(redis.call('ZRANGE', scheduled_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_jobs)) do
+  run_or_fail(id, nil, enter)
+end
+
 local function expire(id)
   local state = redis.call('HGET', job_key(id), 'state')
   if state and not STATES[state] then error('invalid state', 0) end
@@ -120,14 +139,14 @@ end
 -- lane, and those of tenants once all lanes are: jobs that were lost, or deleted by hand, released nothing.
 local MAX_MENDED = 10
 flush_writes()
-local owed = redis.call('HGETALL', owed_key())
+local owed, scheduled = redis.call('HGETALL', owed_key()), redis.call('EXISTS', scheduled_key()) == 1
 for i = 1, #owed, 2 do
   local model, priority = string.match(owed[i], '^(.+):(%a+)$')
   local lane = model and lane_key(model, priority)
   for _, item in ipairs(lane and redis.call('XRANGE', lane, '-', '+', 'COUNT', MAX_MENDED) or {}) do
     run_or_fail(item[2][2], nil, function() mend(item[2], lane, item[1], model, priority) end)
   end
-  if not lane or redis.call('XLEN', lane) == 0 then redis.call('HDEL', owed_key(), owed[i]) end
+  if not lane or not scheduled and redis.call('XLEN', lane) == 0 then redis.call('HDEL', owed_key(), owed[i]) end
 end
 if #owed == 0 then redis.call('DEL', tenant_owed_key()) end
 local most_salvaged, cut = tonumber(ARGV[7]), {}

@@ -354,13 +354,13 @@ def test_over_tls_its_own_commands_trust_its_certificate_alone(
 ) -> None:
     """Also where it has another name than the address; whoever knows only its authority needs the name."""
     authority = Authority(tmp_path / "authority")
-    certificate, key = authority.pair("penstock.test")
+    certificate, key = authority.pair("localhost")
     files = {"PENSTOCK_API_TLS_CERTIFICATE": str(certificate), "PENSTOCK_API_TLS_KEY": str(key)}
     up = start("--api-processes", "2", **files).ready()
     assert f"https://127.0.0.1:{up.port}/v1" in up.block[1] and up.state["url"].startswith("https://")
     for words in (("submit", "hello", "--wait", "--max-tokens", "2"), ("probe", "api")):
         assert up.run(*words)[1] == 0, words
-    by_url = ("jobs", "ls", "--url", f"https://127.0.0.1:{up.port}")
+    by_url = ("jobs", "ls", "--url", f"https://localhost:{up.port}")
     monkeypatch.chdir(tmp_path / "authority")
     assert said_here(*by_url)[1] != 0
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))

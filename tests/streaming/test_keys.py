@@ -44,7 +44,7 @@ EXPIRY_S = {
     "yielding": 10, "prefetching": 10, "alone": 60, "kept": RETENTION_S + 2,
     "outbox": 7 * DAY, "hook": 31 * DAY, "hook_due": 31 * DAY, "hooks": 2 * RETENTION_S,
     "proc": 10, "leader": 60, "redelivery": DAY, "shares": 60, "served": HOUR, "credit": HOUR,
-    "script_ends": DAY, "console": 12 * HOUR, "conversation": RETENTION_S, "places": DAY,
+    "script_ends": DAY, "console": 12 * HOUR, "scheduled_of": 31 * DAY, "conversation": RETENTION_S, "places": DAY,
 }  # fmt: skip
 """The longest that a key of the kind may live on by itself once everything has ended, in seconds."""
 
@@ -174,7 +174,7 @@ def test_the_catalogue_says_how_long_each_key_lives() -> None:
     emptied = {
         "leases", "claims", "idle", "cut", "timers", "owed", "heirs", "lane", "retry", "suspects", "tenants", "line",
         "arrivals", "batch", "batches", "due", "enqueued", "file", "files", "sizes", "readers", "expiring",
-        "tenant_owed",
+        "tenant_owed", "scheduled",
     }  # fmt: skip
     assert {key.name for key in CATALOGUE} <= BOUNDED.keys() | EXPIRY_S.keys() | emptied
     assert {key.name for key in FLEET} <= FLEET_BOUNDED | EXPIRY_S.keys() | {"override"}

@@ -24,9 +24,9 @@ class Authority:
         _openssl(self.file, self._key, "An authority of a test", AUTHORITY)
 
     def pair(self, name: str) -> tuple[Path, Path]:
-        """The certificate of a server of this name, and its key; this machine may use it, too."""
+        """The certificate of a server of this name, and its key."""
         certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
-        extensions = (*SERVER, f"subjectAltName=DNS:{name},IP:127.0.0.1")
+        extensions = (*SERVER, f"subjectAltName=DNS:{name}")
         _openssl(certificate, key, "A server of a test", extensions, "-CA", self.file, "-CAkey", self._key)
         return certificate, key
 

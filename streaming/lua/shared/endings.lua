@@ -221,7 +221,9 @@ local function end_job(id, state, reason, now)
   end
   close_job(id, s, state, reason, now)
   let_go(job, id, s, model, priority, 0, not has_begun and 0 or nil, 0)
-  if s[1] == 'queued' then
+  if s[1] == 'queued' and s[3] == HELD then
+    unschedule(id, s[11] or '', s[6])
+  elseif s[1] == 'queued' then
     redis.call('XDEL', s[2], s[3])
     leave_lane(model, priority, s[11] or '', s[3], id)
   end

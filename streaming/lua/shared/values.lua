@@ -252,7 +252,8 @@ local function tenant_usage(tenant, keep)
   if sums then return sums end
   flush_writes()
   local now = now_ms()
-  sums = {jobs = redis.call('ZCOUNT', jobs_key(tenant), now - 1000 * keep, '+inf'), requests = 0, results = 0}
+  local jobs = redis.call('ZCOUNT', jobs_key(tenant), now - 1000 * keep, '+inf') + redis.call('ZCARD', scheduled_of_key(tenant))
+  sums = {jobs = jobs, requests = 0, results = 0}
   local fields = redis.call('HGETALL', kept_key(tenant))
   for i = 1, #fields, 2 do
     local kind, ends = string.match(fields[i], '^(r?)(%d+)$')

@@ -167,6 +167,24 @@ local function rejoin_line(model, priority, tenant, entry, id, created, order)
   add_to_line(arrivals_key(model, priority), line, to_member(entry), id, accepted, start)
 end
 
+-- The entry of a job that waits for its time. Its lane has no entry of it.
+local HELD = '0-0'
+local SCHEDULED_RETENTION_S = 31 * 86400
+
+local function schedule(id, tenant, start)
+  redis.call('ZADD', scheduled_key(), start, id)
+  redis.call('ZADD', scheduled_of_key(tenant), start, id)
+  redis.call('EXPIRE', scheduled_of_key(tenant), SCHEDULED_RETENTION_S)
+end
+
+-- From now on the job is listed among those that were accepted.
+local function unschedule(id, tenant, keep)
+  round.listing_keep_s = 2 * retention_s(keep)
+  buffer_write('listings', tenant, now_ms(), id)
+  redis.call('ZREM', scheduled_of_key(tenant), id)
+  redis.call('ZREM', scheduled_key(), id)
+end
+
 -- Jobs that were put back wait in a queue of their own, by when they were: `retry`, or `suspects`, whose jobs run alone. The
 -- field `queue` of a job's record names it.
 local function requeued_key(queue, model, priority)
