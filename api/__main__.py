@@ -21,7 +21,7 @@ from api.auth.keys import Keyring, check_exposure, check_keyless, issuer_of
 from api.health import live_samples
 from api.openai.content import input_rules
 from api.services import Services
-from api.settings import ApiSettings, KeySettings, ModerationSettings, OidcSettings
+from api.settings import ApiSettings, KeySettings, MediaSettings, ModerationSettings, OidcSettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import (
     RESERVED_FILES,
@@ -71,6 +71,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "tenants": TenantSettings,
     "content": ContentSettings,
     "moderation": ModerationSettings,
+    "media": MediaSettings,
 }
 
 LIVE_TIMEOUT_S = 5.0
@@ -130,6 +131,7 @@ def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str)
         limits=limits_of(tenants, models),
         content=input_rules(config.table("content", ContentSettings), content_of(tenants), telemetry.metrics),
         moderation=moderation,
+        media_settings=config.section("media", MediaSettings),
         records=telemetry.keep_records(),
         name=name,
     )

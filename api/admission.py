@@ -40,7 +40,7 @@ from streaming import errors as store
 from streaming.fleet.aliases import Target
 from streaming.fleet.settings import served_names
 from streaming.ids import joined, partition_of
-from streaming.jobs.job import CancelledBy, Chat, Job, Prompt, unsupported
+from streaming.jobs.job import CancelledBy, Chat, Job, Prompt, has_media, unsupported
 from streaming.jobs.queue import Accepted
 from streaming.jobs.relay import ReorderBuffer
 from streaming.jobs.waiting import Cost, cost_of, prompt_tokens
@@ -144,6 +144,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     """The tighter of max_queue_ms and deadline_ms; None: the request has neither."""
     ignored: str
     """The value of X-Ignored-Fields."""
+    has_media: bool = False
+    """Whether a turn of `prompt` has images, recordings or documents."""
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -259,7 +261,8 @@ def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) 
     if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size, card.adapters)):
         raise errors.from_failure(failure)
     ignored = ", ".join(ignored_fields(asked, card))
-    return PreparedRequest(asked, job, job.prompt, card, cost_of(job, card), limit_of(job), ignored)
+    limit, media = limit_of(job), has_media(job.prompt)
+    return PreparedRequest(asked, job, job.prompt, card, cost_of(job, card), limit, ignored, media)
 
 
 # --- acceptance ------------------------------------------------------------------------------------------------------
@@ -295,7 +298,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     Raises:
         ApiError: the request is refused. No job was accepted, except where the message says so (503 store_unavailable).
     """
-    body = await read_body(scope, receive, services.settings.body_limit)
+    body = await read_body(scope, receive, services.body_limit)
     prepared = services.prepared.read(services, scope["state"], kind, body, waits=waits)
     return await accept(services, scope, prepared, body, waits=waits)
 
@@ -350,13 +353,14 @@ async def accept(
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
     )
-    if services.content is not None:
-        job = await services.content.admitted(job, len(body))
+    media: Sequence[bytes] = ()
+    if prepared.has_media or services.content is not None or len(body) > services.settings.body_limit:
+        prepared, job, media = await _checked(services, prepared, job, len(body))
     began_ns = time.time_ns()
     while True:
         buffer = services.relay.open(job.id, whole=not job.stream)
         try:
-            accepted = await _put(services, prepared, job, partition, caller, key, body, refusal)
+            accepted = await _put(services, prepared, job, partition, caller, key, body, refusal, media)
         except BaseException:
             services.relay.close(buffer)
             raise
@@ -391,6 +395,20 @@ async def accept(
     return Admitted(job, partition, accepted, buffer, prepared.asked, headers, bool(key), wait)
 
 
+async def _checked(
+    services: Services, prepared: PreparedRequest, job: Job, size: int
+) -> tuple[PreparedRequest, Job, Sequence[bytes]]:
+    """Take the media out of a job, which may change its cost, and apply the content rules. `size`: bytes of the body.
+    Raises ApiError (400, 413), Unavailable."""
+    limit, media = services.settings.body_limit, tuple[bytes, ...]()
+    if prepared.has_media:
+        job, media = await services.media.taken(job, prepared.card, limit, size)
+        prepared = replace(prepared, cost=cost_of(job, prepared.card))
+    elif size > limit:
+        raise errors.payload_too_large(limit)
+    return prepared, job if services.content is None else await services.content.admitted(job, size), media
+
+
 async def _put(
     services: Services,
     prepared: PreparedRequest,
@@ -400,6 +418,7 @@ async def _put(
     key: str,
     body: bytes,
     refused: ApiError | None,
+    media: Sequence[bytes],
 ) -> Accepted:
     # A body may be a valid request of two endpoints, whose jobs have other answers.
     kind = job.endpoint.encode() if job.task is not None else b""
@@ -420,6 +439,7 @@ async def _put(
             key_limits=caller.limits,
             version=prepared.asked.version_read,
             caller=caller.name,
+            media=media,
         )
     except store.NeverFits as error:
         raise errors.too_large_for_store(job, error.needed) from None

@@ -31,6 +31,8 @@ from streaming.fleet.settings import served_names
 class JobEndpoint:
     """Endpoint of one kind of request, as plain ASGI: the framework's wrappers would cost more than its work."""
 
+    admit = staticmethod(admit)
+    """How a request becomes a job."""
     streamed: type[StreamReply] = StreamReply
     whole: type[WholeReply] = WholeReply
 
@@ -41,7 +43,7 @@ class JobEndpoint:
         """Answer, whole or streamed. Raises ApiError before the answer starts."""
         services: Services = scope["app"].state.services
         waits = b"prefer" not in scope["state"]["headers"] or not prefers_async(header(scope, b"prefer"))
-        admitted = await admit(services, scope, receive, self._kind, waits=waits)
+        admitted = await self.admit(services, scope, receive, self._kind, waits=waits)
         reply: ASGIApp
         if waits:
             reply = (self.streamed if admitted.job.stream else self.whole)(services, admitted)

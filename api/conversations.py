@@ -23,6 +23,7 @@ from api.openai.fields import MAX_MESSAGES
 from api.openai.json_body import Body, read_object, validated
 from api.openai.rendering import Facts, to_json
 from api.openai.responses.items import (
+    NO_MEDIA,
     ConversationRequest,
     ConversationUpdate,
     ItemsRequest,
@@ -45,6 +46,7 @@ from streaming.ids import joined, partition_of
 from streaming.jobs.codec import encode
 from streaming.jobs.conversations import Conversation, ConversationItem
 from streaming.jobs.job import Chat
+from streaming.jobs.media import borrowed, text_only
 from streaming.jobs.records import NEWER, JobRecord
 
 
@@ -171,7 +173,11 @@ async def context_of(services: Services, scope: Scope, asked: InputFields) -> Co
 async def _context(services: Services, caller: Caller, asked: InputFields, client: Watched) -> Context:
     version, named = -1, "input"
     limit, turns, previous = services.settings.body_limit, tuple[ChatTurn, ...](), ""
-    left = limit - len(encode(asked.prompt_asked)) - (len(encode(asked.tools_asked)) if asked.tools_asked else 0)
+    left = (
+        limit
+        - len(encode(Chat(text_only(asked.prompt_asked.turns))))
+        - (len(encode(asked.tools_asked)) if asked.tools_asked else 0)
+    )
     if asked.previous_response_id is not None:
         record = await find(services, caller.tenant, job_of(asked.previous_response_id))
         if record is None:
@@ -182,11 +188,14 @@ async def _context(services: Services, caller: Caller, asked: InputFields, clien
         if conversation.turn and isinstance(asked, ResponseRequest):
             raise errors.conversation_locked()
         turns, version, named = await _turns(services, conversation), conversation.version, "conversation"
-    left -= sum([len(encode(turn)) for turn in turns])
+    left -= sum([len(encode(turn)) for turn in text_only(turns)])
     if left < 0 or len(turns) + len(asked.own_turns) + len(asked.references) > MAX_MESSAGES:
         message = f"The conversation has more than {MAX_MESSAGES} turns or {limit} bytes ([api] body_limit)"
         raise errors.invalid_request(f"{message}: begin another.", named)
-    return Context(turns, previous, await _referenced(services, caller, asked, left, client), version)
+    referenced = await _referenced(services, caller, asked, left, client)
+    own = (*asked.own_turns, *referenced.values())
+    errors.refuse_if(asked.conversation_id and any(turn.parts for turn in own), "input", NO_MEDIA)
+    return Context(turns, previous, referenced, version)
 
 
 async def _turns(services: Services, conversation: Conversation) -> tuple[ChatTurn, ...]:
@@ -204,7 +213,7 @@ async def _continued(services: Services, record: JobRecord) -> tuple[ChatTurn, .
         message = f"previous_response_id names a response that is {state}: it has no answer to continue from."
         raise errors.invalid_request(message, "previous_response_id")
     assert isinstance(record.job.prompt, Chat)
-    turns = record.job.prompt.turns[1 if form_of(record.job).instructed else 0 :]
+    turns = borrowed(record.job.prompt.turns[1 if form_of(record.job).instructed else 0 :], record.job.id)
     ended = (await services.job_reader.with_rows(record)).terminal
     return (*turns, answer_turn(record.job, ended.rows if ended is not None else ()))
 
@@ -235,7 +244,7 @@ async def _referenced(
             if turn is None:
                 message = f"input refers to the item {item_id[:80]}, which no stored response has."
                 raise errors.invalid_request(message, "input")
-            left -= uses[item_id] * len(encode(turn))
+            left -= uses[item_id] * sum([len(encode(each)) for each in text_only([turn])])
             if left < 0:
                 limit = services.settings.body_limit
                 message = (
@@ -254,7 +263,7 @@ async def _turns_by_place(
     record = await find(services, caller.tenant, job_id) if job_id else None
     if record is None:
         return {}
-    found = {(False, place): turn for place, turn in enumerate(own_turns(record))}
+    found = {(False, place): turn for place, turn in enumerate(borrowed(own_turns(record), job_id))}
     if with_answer and record.terminal is not None:  # an answer that was given up is no item of the response
         ended = (await services.job_reader.with_rows(record)).terminal
         answer = AnswerItems(record.job, given_up(record.job, record.drafts))

@@ -33,7 +33,8 @@ from streaming.errors import QuotaExceeded, UnknownFile
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-BATCH = "batch"
+BATCH, PURPOSES = "batch", ("batch", "user_data", "vision", "assistants")
+"""What a file is for: the input of batches; the others all mean parts of messages."""
 MAX_FILES_PER_PAGE = 10_000
 DISK_FULL = "the disk that holds files is full"
 RECORDS_PER_CALL = 500
@@ -71,10 +72,11 @@ async def _keep(services: Services, tenant: str, upload: Upload, limit: int | No
     try:
         if incoming is None:
             raise errors.invalid_request("The body must have a part named 'file'.", "file")
-        if upload.fields.get("purpose") != BATCH:
-            raise errors.invalid_request(f"purpose must be {BATCH!r}: files are the input of batches.", "purpose")
-        max_lines = services.batch_settings.max_lines
-        if upload.lines > max_lines:
+        purpose, max_lines = upload.fields.get("purpose", ""), services.batch_settings.max_lines
+        if purpose not in PURPOSES:
+            what = "for the input of batches, 'user_data' for images and documents of messages"
+            raise errors.invalid_request(f"purpose must be {BATCH!r} {what}.", "purpose")
+        if purpose == BATCH and upload.lines > max_lines:
             raise errors.invalid_request(
                 f"The file has more than {max_lines} lines, the most one batch may have.", "file"
             )
@@ -84,7 +86,7 @@ async def _keep(services: Services, tenant: str, upload: Upload, limit: int | No
             tenant=tenant,
             name=upload.name,
             size=incoming.size,
-            purpose=BATCH,
+            purpose=purpose,
             created_ms=now_ms,
             expires_ms=now_ms + 1000 * _keep_s(upload, services.files_settings.retention_s),
         )

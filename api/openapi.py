@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from api.admin.keys import KeyRequest, KeyUpdate
 from api.admin.pools import PoolOverride
+from api.files import PURPOSES
 from api.moderations import ModerationRequest
 from api.openai.batch_lines import BatchRequest
 from api.openai.errors import RATE_HEADERS
@@ -436,12 +437,18 @@ ANSWERS: dict[str, Schema] = {
         object=word_of("file"),
         **each(STRING, "id", "filename"),
         **each(INTEGER, "bytes", "created_at", "expires_at"),
-        purpose=word_of("batch", "batch_output"),
+        purpose=word_of("batch_output", *PURPOSES),
         status=word_of("processed"),
         status_details=maybe(STRING),
     ),
     "FileList": page_of("File"),
-    "Upload": object_of(file=STRING | {"format": "binary"}, purpose=word_of("batch")),
+    "Upload": object_of(file=STRING | {"format": "binary"}, purpose=word_of(*PURPOSES)),
+    **{
+        f"{name}Form": {"allOf": [schema(f"{name}Request"), object_of(**{file: STRING | {"format": "binary"}})]}
+        for name, file in (("Transcription", "file"), ("Translation", "file"), ("Edit", "image"))
+    },
+    "Transcript": object_of(text=STRING),
+    "ImageList": object_of(created=INTEGER, data=list_of(FREE)),
     "Deleted": object_of(**each(STRING, "id", "object"), deleted=BOOLEAN),
     "Batch": BATCH,
     "BatchList": page_of("Batch"),
@@ -645,7 +652,9 @@ def _operation(route: Route) -> dict[str, Any]:
     if params := (*named, *route.params):
         operation["parameters"] = [ref("parameters", name) for name in params]
     if route.bodies or route.form:
-        kind, body = ("multipart/form-data", ("Upload",)) if route.form else ("application/json", route.bodies)
+        kind, body = (
+            ("multipart/form-data", route.bodies or ("Upload",)) if route.form else ("application/json", route.bodies)
+        )
         operation["requestBody"] = {"required": True, "content": {kind: {"schema": any_of(*body)}}}
     if route.access in _SECURITY:
         operation["security"] = _SECURITY[route.access]

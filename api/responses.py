@@ -59,7 +59,7 @@ class Responses:
         """Answer with a response, whole, streamed or queued. Raises ApiError before the answer starts."""
         services: Services = scope["app"].state.services
         caller: Caller = scope["state"]["caller"]
-        body = await read_body(scope, receive, services.settings.body_limit)
+        body = await read_body(scope, receive, services.body_limit)
         asked = read_request(services, scope["state"], self._kind, body)
         refusal: ApiError | None = None
         assert isinstance(asked, InputFields)
@@ -148,7 +148,7 @@ async def delete(request: Request) -> Response:
         raise errors.response_still_ends()
     if conversation := form_of(record.job).conversation:
         await add_turn(services, record.job.tenant, conversation)
-    await services.queue.shorten_retention([record.job.id], 0)
+    await services.queue.shorten_retention([record.job.id], 0, [record.job.id] if record.job.media else ())
     return as_json({"id": response_id(record.job.id), "object": "response", "deleted": True})
 
 

@@ -17,8 +17,9 @@ from api.auth.console import ConsoleAccess
 from api.auth.keys import Caller, Keyring
 from api.openai.content import InputRules
 from api.openai.errors import model_not_found
+from api.openai.media import MediaReader
 from api.openai.rendering import Facts, fingerprint
-from api.settings import ApiSettings, ModerationSettings
+from api.settings import ApiSettings, MediaSettings, ModerationSettings
 from api.waits import WaitEstimates, WaitSampler
 from penstock.engine import ModelCard
 from penstock.loops import ExpectedErrors, run_periodically, supervise
@@ -83,6 +84,7 @@ class Services:
     aliases: Aliases = NO_ALIASES
     content: InputRules | None = None
     moderation: ModerationSettings = ModerationSettings()  # noqa: RUF009
+    media_settings: MediaSettings = MediaSettings()  # noqa: RUF009
     subscriptions: EventSubscriptions = field(default_factory=lambda: EventSubscriptions(EventSettings(), {}))
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """Model cards that workers wrote when they loaded the models, refreshed in the background."""
@@ -102,6 +104,7 @@ class Services:
         )
         self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
         self.files, self.batches, self.quota_usage = Files(store_client), Batches(store_client), Quotas(store_client)
+        self.media = MediaReader(self.media_settings, store_client, self.file_store)
         self.conversations, self.dead_letters = (
             Conversations(store_client, self.headroom),
             DeadLetters(store_client, self.weights),
@@ -175,6 +178,13 @@ class Services:
         Raises Unavailable until the store was reached for the first time.
         """
         return self.store.refusal or self.headroom.brief
+
+    @property
+    def body_limit(self) -> int:
+        """Bytes of a body that may hold media: more than of others, if a model takes any."""
+        can = [card.capabilities for card in self.cards.values()]
+        takes = any(each.images or each.audio or each.files for each in can)
+        return self.settings.body_limit + (self.media_settings.max_request_bytes * 4 // 3 if takes else 0)
 
     def quotas(self, caller: Caller) -> QuotaSettings:
         """Return the storage quotas of the caller's tenant."""

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from penstock.config import MISTAKE, ConfigError
+from penstock.guard import networks_of
 from streaming.ids import check_tenant
 from streaming.jobs.settings import UNLIMITED, LimitSettings, QuotaSettings
 from streaming.order import Priority
@@ -25,7 +26,7 @@ ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[
 
 ENDPOINTS = frozenset((
     *("chat", "completions", "responses", "conversations", "embeddings", "rerank", "tokenize", "detokenize"),
-    *("jobs", "files", "batches", "models", "moderations", "usage"),
+    *("jobs", "files", "batches", "models", "moderations", "usage", "audio", "images"),
 ))  # fmt: skip
 """What a key may be for: the word behind /v1/ in a path, or its first."""
 
@@ -157,6 +158,28 @@ class ModerationSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ConfigError if the model is none of those that are served."""
         if self.model and self.model not in models:
             raise ConfigError("moderation.model", f"there is no [models.{self.model}]", "add it, or name another one")
+
+
+class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [media]: images, recordings and documents in requests."""
+
+    max_bytes: Annotated[int, msgspec.Meta(ge=1024, le=64 << 20)] = 10 * 1024 * 1024
+    """Bytes of one."""
+    max_request_bytes: Annotated[int, msgspec.Meta(ge=1024, le=64 << 20)] = 20 * 1024 * 1024
+    """Bytes of all of one request. A body may be larger than `[api] body_limit` by as much base64, if a model takes
+    any."""
+    max_parts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 32
+    """How many one request may have, its history included."""
+    links: Literal["refuse", "fetch", "pass"] = "refuse"
+    """What becomes of links to images: refused; fetched before the job is queued, from public addresses alone; passed
+    on to the model's server, which then connects to them from its own network."""
+    networks: tuple[str, ...] = ()
+    """Other networks that links may lead to, e.g. 10.1.0.0/16."""
+    link_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
+    """From a link to its last byte."""
+
+    def __post_init__(self) -> None:
+        networks_of(self.networks)
 
 
 PRIVATE_URL = re.compile(r"https://[^/]|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?(/|$)")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from api.settings import ApiSettings, KeySettings, ModerationSettings, OidcSettings
+from api.settings import ApiSettings, KeySettings, MediaSettings, ModerationSettings, OidcSettings
 from cli.instance import DataDir, UpSettings, settings_file
 from cli.output import Problem, ProgressLine
 from cli.supervisor import Program, signal_name
@@ -74,6 +74,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "tenants": TenantSettings,
     "content": ContentSettings,
     "moderation": ModerationSettings,
+    "media": MediaSettings,
 }
 """Every section of a deployment and the struct that validates it."""
 
@@ -81,12 +82,13 @@ SHARED = ("up", "redis", "telemetry", "records", "models")
 READ_BY = {
     "api": (
         *(*SHARED, "api", "files", "batch", "keys", "oidc", "webhooks", "events", "quotas", "tenants", "content"),
-        *("moderation", "aliases"),
+        *("moderation", "aliases", "media"),
     ),
     "worker": (*SHARED, "worker", *ENGINES, "tenants", "content"),
     "scheduler": (*SHARED, "scheduler", "kubernetes"),
     "offline": (
         *(*SHARED, "api", "files", "batch", "offline", "webhooks", "events", "quotas", "tenants", "content", "aliases"),
+        "media",
     ),
 }
 """By role, the sections that its processes read, and so get."""

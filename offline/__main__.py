@@ -21,7 +21,8 @@ from celery.worker import WorkController
 from celery.worker import state as celery_state
 
 from api.openai.content import input_rules
-from api.settings import ApiSettings
+from api.openai.media import MediaReader
+from api.settings import ApiSettings, MediaSettings
 from offline.app import HARD_LIMIT_S, build_app
 from offline.batch.batch_runner import BatchRunner, DueNotifier
 from offline.broker import Consumer, Intake, Publisher, check_broker
@@ -73,6 +74,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "quotas": QuotaSettings,
     "tenants": TenantSettings,
     "content": ContentSettings,
+    "media": MediaSettings,
 }
 
 
@@ -131,6 +133,7 @@ class OfflineProcess:
             limits=limits_of(tenants, models),
             aliases=aliases_of(config.table("aliases", AliasSettings), tenants, api.default_model, models),
             content=input_rules(config.table("content", ContentSettings), content_of(tenants), metrics),
+            media=MediaReader(config.section("media", MediaSettings), store_client, file_store),
             tracing=tracing,
         )
         self._me, self._lifeline = me, lifeline

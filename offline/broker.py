@@ -39,7 +39,7 @@ from streaming.events import Event, EventSettings, EventSubscriptions, Outbox, R
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import served_names
 from streaming.ids import joined
-from streaming.jobs.job import Job, unsupported
+from streaming.jobs.job import Job, has_media, unsupported
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
@@ -315,12 +315,16 @@ class Intake:
         )  # fmt: skip
         if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size, card.adapters)):
             raise Rejected(failure.message)
+        media: Sequence[bytes] = ()
         try:
+            if self._tools.media is not None and has_media(job.prompt):
+                job, media = await self._tools.media.taken(job, card)
             if self._tools.content is not None:
                 job = await self._tools.content.admitted(job, len(body))
             accepted = await self._queue.put(
                 job, idempotency_key=key, digest=hashlib.sha256(body).hexdigest(),
                 must_run=bool(asked.queue.do_not_queue), cost=cost_of(job, card), quota=self._quota,
+                media=media,
             )  # fmt: skip
         except (ApiError, NeverFits, LimitReached, KeyReused, NoCapacity) as error:
             raise _refused(error, job) from None

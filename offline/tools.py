@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from api.openai.content import InputRules
+from api.openai.media import MediaReader
 from streaming.batches.file_store import BatchSettings, FileStore
 from streaming.fleet.aliases import NO_ALIASES, Aliases
 from streaming.fleet.settings import ModelSettings
@@ -38,4 +39,6 @@ class OfflineTools:
     limits: Limits = NO_LIMITS
     aliases: Aliases = NO_ALIASES
     content: InputRules | None = None
+    media: MediaReader | None = None
+    """Takes the media of lines and messages; None: there are none."""
     tracing: Tracing = NO_TRACING

@@ -6,24 +6,17 @@ import asyncio
 import base64
 import contextlib
 import hmac
-import ipaddress
 import logging
 import random
-import socket
 import ssl
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 from httpcore2 import (
-    SOCKET_OPTION,
-    AnyIOBackend,
     AsyncConnectionPool,
-    AsyncNetworkBackend,
-    AsyncNetworkStream,
-    ConnectError,
     NetworkError,
     ProtocolError,
     TimeoutException,
@@ -36,6 +29,7 @@ from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import outcome
 from offline.tools import OfflineTools
 from penstock.config import ConfigError
+from penstock.guard import Forbidden, GuardedBackend, networks_of
 from penstock.loops import ExpectedErrors, run_periodically
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
@@ -142,81 +136,6 @@ async def _of_batch(event: Event, batches: Batches) -> dict[str, Any]:
         "output_file_id": progress.output_file or None,
         "error_file_id": progress.error_file or None,
     }
-
-
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
-
-PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
-TUNNELS = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
-"""6to4 and Teredo: these addresses embed an IPv4 address, to which a relay would connect."""
-RESERVED = (ipaddress.IPv4Network("192.88.99.0/24"), ipaddress.IPv4Network("192.0.0.0/24"))
-
-
-class Forbidden(ConnectError):
-    """Raised instead of connecting to an address that is not public."""
-
-
-def networks_of(words: Iterable[str]) -> tuple[Network, ...]:
-    """Parse networks in CIDR notation. Raises ValueError."""
-    return tuple(ipaddress.ip_network(word) for word in words)
-
-
-def refusal(text: str, allowed: Sequence[Network]) -> str:
-    """Return why a webhook may not connect to this address; "" if it may."""
-    address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    if any(address in network for network in allowed):
-        return ""
-    return "" if _public(address) else f"{address} is not a public address, and no `networks` names it"
-
-
-def _public(address: Address) -> bool:
-    if not address.is_global or address.is_multicast or address.is_reserved:
-        return False
-    if isinstance(address, ipaddress.IPv6Address):
-        return address in PUBLIC_6 and not any(address in network for network in TUNNELS)
-    return not any(address in network for network in RESERVED)
-
-
-class GuardedBackend(AsyncNetworkBackend):
-    """Network backend for httpcore that resolves a host name once, checks every address, and connects to a checked one.
-
-    So a second look-up (DNS rebinding) cannot lead elsewhere. TLS still verifies the certificate against the name.
-    Raises Forbidden, ConnectError, TimeoutError.
-    """
-
-    def __init__(self, allowed: Sequence[Network]) -> None:
-        self._allowed, self._plain = allowed, AnyIOBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - the library's own signature
-        local_address: str | None = None,
-        socket_options: Iterable[SOCKET_OPTION] | None = None,
-    ) -> AsyncNetworkStream:
-        """Connect to the first address of the name that answers; refuse if any of them is forbidden."""
-        addresses = await self._addresses(host, port)
-        for address in addresses:
-            if reason := refusal(address, self._allowed):
-                raise Forbidden(reason)
-        problem: Exception = ConnectError(f"{host} has no address")
-        for address in addresses:
-            try:
-                return await self._plain.connect_tcp(address, port, timeout, local_address, socket_options)
-            except ConnectError as error:
-                problem = error
-        raise problem
-
-    async def _addresses(self, host: str, port: int) -> list[str]:
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            raise ConnectError(f"{host} cannot be looked up: {error}") from error
-        return list(dict.fromkeys(str(row[4][0]) for row in found))
 
 
 log = logging.getLogger(__name__)

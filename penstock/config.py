@@ -101,7 +101,7 @@ SECTIONS = (
     *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes"),
     *("telemetry", "records"),
     *ENGINES,
-    *("models", "aliases", "keys", "oidc", "tenants", "content", "moderation"),
+    *("models", "aliases", "keys", "oidc", "tenants", "content", "moderation", "media"),
     *("webhooks", "events", "quotas"),
 )
 """All sections. A process that reads only some of them still refuses an unknown one."""

@@ -131,7 +131,7 @@ class Scanner:
 
 
 FIELDS = frozenset({"prompt", "turns", "content", "calls", "arguments", "texts", "groups", "tools", "offered",
-                    "description", "parameters", "extras", "passed"})  # fmt: skip
+                    "description", "parameters", "extras", "passed", "parts"})  # fmt: skip
 """Fields of a job and of its parts that hold texts for the model."""
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, cast, get_args, runtime_checkable
 
 import msgspec
 
@@ -39,13 +39,19 @@ class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
     """The call that a turn of a tool answers."""
     extras: dict[str, Any] = {}
     """Further fields of the message, and its `content` if that has parts with further fields."""
+    parts: tuple[dict[str, Any], ...] = ()
+    """All of its content as parts of OpenAI's chats, if one of them is an image, a recording or a document; `content`
+    is the text of them. Only an engine with the capability gets any, with their bytes as OpenAI's servers take them."""
 
     @property
     def shown(self) -> dict[str, Any]:
         """As a message of OpenAI's chats."""
-        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        message: dict[str, Any] = {"role": self.role, "content": self.parts or self.content}
         if self.calls:
-            message |= {"content": self.content or None, "tool_calls": [call.shown for call in self.calls]}
+            message |= {
+                "content": self.parts or self.content or None,
+                "tool_calls": [call.shown for call in self.calls],
+            }
         if self.call_id:
             message["tool_call_id"] = self.call_id
         return message | self.extras if self.extras else message
@@ -78,7 +84,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The model may not end the text: it has as many tokens as the limit says."""
 
 
-TaskKind: TypeAlias = Literal["embed", "rerank", "tokenize", "detokenize"]
+MediaKind: TypeAlias = Literal["transcribe", "translate", "draw", "edit"]
+TaskKind: TypeAlias = Literal["embed", "rerank", "tokenize", "detokenize"] | MediaKind
+MEDIA_KINDS: tuple[str, ...] = get_args(MediaKind)
 Input: TypeAlias = str | tuple[int, ...]
 """A text, or its token ids."""
 
@@ -89,7 +97,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     - embed: the vector of each input, as base64 of little-endian float32, separated by commas;
     - rerank: a JSON list with the score of each input after the first, which is the query; higher is more relevant;
     - tokenize: a JSON object with `tokens`, the prompt's token ids, and `max_model_len`, the context in tokens;
-    - detokenize: the text of the prompt, which is token ids.
+    - detokenize: the text of the prompt, which is token ids;
+    - MEDIA_KINDS (transcripts of recordings, and images): the reply of a server with OpenAI's API. The prompt is a
+      conversation of one turn, with the text and the files of the request.
     """
 
     kind: TaskKind
@@ -100,10 +110,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation_prompt: bool = True
     """Whether the begin of the assistant's turn is at the end of a conversation that is tokenized."""
 
+    options: dict[str, Any] = {}
+    """Further fields of a request of MEDIA_KINDS."""
+
     @property
     def computes(self) -> bool:
         """Whether the model must compute; else its tokenizer alone answers."""
-        return self.kind in ("embed", "rerank")
+        return self.kind not in ("tokenize", "detokenize")
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -191,6 +204,16 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether fields that nobody here reads reach an engine or a server that may know them."""
     tokenize_chats: bool = False
     """Whether `tokenize` gives the ids of a conversation without functions from which its answer is computed."""
+    images: bool = False
+    """Whether the model sees the images of a conversation."""
+    audio: bool = False
+    """Whether it hears recordings."""
+    files: bool = False
+    """Whether it reads documents, such as PDF."""
+    transcribe: bool = False
+    """Transcripts of recordings, also in English."""
+    draw: bool = False
+    """Images, from a text or from images."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,6 +295,11 @@ class Request(msgspec.Struct, frozen=True):
         """Of a conversation; () of any other prompt."""
         is_chat = not isinstance(self.prompt, str) and self.prompt and isinstance(self.prompt[0], ChatTurn)
         return cast("Sequence[ChatTurn]", self.prompt) if is_chat else ()
+
+    @property
+    def has_media(self) -> bool:
+        """Whether its conversation has images, recordings or documents."""
+        return any(turn.parts for turn in self.turns)
 
     @property
     def ids(self) -> Sequence[int]:

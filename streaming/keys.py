@@ -39,10 +39,15 @@ CATALOGUE = (
     # store), hold (what it reserved of limits), keep (its retention), order (its cost, its tenant's
     # weight, its patience), draft:<epoch> (texts of a response that were given up), born (the partition's epoch at its
     # acceptance), events and webhook (who is told), the letter of its endpoint, the conversation whose turn it is, its
-    # tenant, the reason for which a script ended it, delivered (when its answer was sent), caller (its key's name).
+    # tenant, the reason for which a script ended it, delivered (when its answer was sent), caller (its key's name),
+    # media (it has some; keep: also after it has completed).
     # Writers: put, join; claim, decline, release, restart, checkpoint, finish, cancel, reap, salvage, reset, deliver,
     # follow. Lifetime: until retention after its end.
     Key("job:{}", "hash"),
+    # By job: the bytes of the images, recordings and documents of its conversation, by their places. Writers: put;
+    # finish, cancel, claim, reap, release. Lifetime: until its job's end; if the job failed, or a response may continue
+    # it, as the job.
+    Key("media:{}", "hash"),
     # By model and priority: ids of accepted jobs that have not ended. Writers: put; finish, cancel, claim, release,
     # decline, reap. Lifetime: for ever; an entry until its job's end.
     Key("lane:{}:{}", "stream"),

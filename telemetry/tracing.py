@@ -329,6 +329,10 @@ TASK_OPERATIONS: Mapping[TaskKind, str] = {
     "rerank": "rerank",
     "tokenize": "tokenize",
     "detokenize": "detokenize",
+    "transcribe": "transcribe",
+    "translate": "translate",
+    "draw": "draw",
+    "edit": "edit",
 }
 OPERATIONS = (CHAT, TEXT_COMPLETION, *TASK_OPERATIONS.values())
 """All of them: the values of the label `gen_ai_operation_name`."""

@@ -16,6 +16,7 @@ from streaming.jobs.codec import AddAddress, Cancel, Delta, Draft
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job, is_continuable
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
+from streaming.jobs.media import MediaLost, MediaStore
 from streaming.jobs.reader import JobReader
 from streaming.order import Priority
 from telemetry.logs import EventLog
@@ -28,6 +29,9 @@ from workers.settings import WorkerSettings
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
 
+MEDIA_LOST = Failure(
+    "media_lost", "The store has lost an image, a recording or a document of the request: send it again.", 500
+)
 NEWER_PAUSE_S = 0.5
 """After a claim that brought jobs which only a newer version can read: they wait for a newer worker without being
 claimed over and over."""
@@ -59,6 +63,7 @@ class Claimer:
         self,
         lease: Lease,
         reader: JobReader,
+        media: MediaStore,
         settings: WorkerSettings,
         starter: ChoiceStarter,
         held: HeldJobs,
@@ -74,7 +79,7 @@ class Claimer:
             refuse: called with a claimed job whose record is unreadable.
             on_fenced: called with the partition in which this worker has lost its lease.
         """
-        self._lease, self._reader, self._settings = lease, reader, settings
+        self._lease, self._reader, self._media, self._settings = lease, reader, media, settings
         self._starter, self._held, self._preemption, self._look = starter, held, preemption, starter.look
         self._begin, self._refuse, self._on_fenced = begin, refuse, on_fenced
         self._claims: dict[int, asyncio.Task[bool]] = {}
@@ -226,12 +231,23 @@ class Claimer:
 
     async def _begin_all(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
         """Begin jobs; returns those whose logs are of a newer version. Raises Unavailable."""
+        if any(claim.job.media for claim in claims):
+            claims = [each for claim in claims if (each := await self._with_media(claim)) is not None]
         fresh = [claim for claim in claims if not claim.earlier_runs]
         refusals = [await self._starter.refusal(claim) for claim in fresh]
         for claim, refusal in zip(fresh, refusals, strict=True):
             self._begin(claim, NOTHING, refusal)
         continued = [claim for claim in claims if claim.earlier_runs]
         return await self._begin_continued(continued) if continued else []
+
+    async def _with_media(self, claim: Claim) -> Claim | None:
+        """The claim with the media of its job; None if they are lost: the job then fails. Raises Unavailable."""
+        try:
+            return replace(claim, job=await self._media.restored(claim.job)) if claim.job.media else claim
+        except MediaLost as error:
+            log.warning("a job fails: %s", error, extra={"job": claim.job.id})
+            self._begin(claim, NOTHING, MEDIA_LOST)
+            return None
 
     async def _begin_continued(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
         """Begin jobs that other workers had begun, reading each log once for all of them.

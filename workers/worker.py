@@ -26,6 +26,7 @@ from streaming.jobs.codec import AddAddress, Cancel, Control, Cordon, Hold, Term
 from streaming.jobs.history import History
 from streaming.jobs.job import JobState, unsupported, without_passed
 from streaming.jobs.lease import HANDED_BACK, Claim, Finish, Lease, UnreadableClaim
+from streaming.jobs.media import MediaStore
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import NO_WEIGHTS
@@ -90,6 +91,7 @@ class Worker:
         self._claimer = Claimer(
             self.lease,
             self._reader,
+            MediaStore(client),
             settings,
             self._starter,
             self._held,

@@ -130,7 +130,8 @@ def content_filter(rule: str, param: str) -> ApiError:
                     "something that may not be sent. Take it out.", param=param)  # fmt: skip
 
 
-TASK_FIELDS = {"embed": "input", "rerank": "documents", "tokenize": "prompt", "detokenize": "tokens"}
+TASK_FIELDS = {"embed": "input", "rerank": "documents", "tokenize": "prompt", "detokenize": "tokens",
+               "transcribe": "file", "translate": "file", "draw": "prompt", "edit": "prompt"}  # fmt: skip
 """By kind of task, the field with what it is about."""
 
 

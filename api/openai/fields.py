@@ -340,7 +340,7 @@ class TextPart(StrictBody):
     PASSED = True
 
     type: Literal["text", "input_text", "output_text", "refusal"]
-    """Images, files, audio and videos are refused."""
+    """A text. Videos are refused."""
     text: str | None = Field(None, validate_default=True)
     """Parts are joined without anything between them. Required, except in a part of type `refusal`."""
     refusal: str | None = None
@@ -357,10 +357,132 @@ class TextPart(StrictBody):
     def words(self) -> str:
         return (self.refusal if self.type == "refusal" else self.text) or ""
 
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As a part of OpenAI's chats."""
+        return {**self.further, "type": "text", "text": self.words}
 
-def words_of(content: str | Sequence[TextPart] | None) -> str:
-    """The text of a content."""
-    return content if isinstance(content, str) else "".join([part.words for part in content or ()])
+
+MAX_LINK = 8192
+
+
+def _of_data(value: str) -> str:
+    if not value.startswith("data:"):
+        raise refusal("must be a data: URL with base64, such as data:application/pdf;base64,JVBE...")
+    return value
+
+
+def data_or_link(value: str) -> str:
+    if not value.startswith(("data:", "https://", "http://")):
+        raise refusal("must be a data: URL with base64, or the address of an image, https://...")
+    if not value.startswith("data:") and len(value) > MAX_LINK:
+        raise refusal(f"may have at most {MAX_LINK} characters")
+    return value
+
+
+DataUrl: TypeAlias = Annotated[str, AfterValidator(_of_data)]
+DataOrLink: TypeAlias = Annotated[str, AfterValidator(data_or_link)]
+FileId: TypeAlias = Annotated[str, Field(min_length=1, max_length=128)]
+FileName: TypeAlias = Annotated[str, Field(max_length=255)]
+Detail: TypeAlias = Literal["auto", "low", "high", "original"]
+
+
+class ImageUrl(StrictBody):
+    """An image."""
+
+    url: DataOrLink
+    """A data: URL with base64 of PNG, JPEG, GIF or WebP; or a link, if `[media] links` takes any."""
+    detail: Detail | None = None
+    """For models of upstream servers."""
+
+
+class InputAudio(StrictBody):
+    """A recording."""
+
+    data: Annotated[str, Field(min_length=1)]
+    """Base64."""
+    format: Literal["wav", "mp3"]
+    """What it is."""
+
+
+class FileInput(StrictBody):
+    """A document: `file_data` or `file_id`."""
+
+    file_data: DataUrl | None = None
+    """A data: URL with base64 of PDF or plain text."""
+    file_id: FileId | None = None
+    """A file of yours."""
+    filename: FileName | None = None
+    """For models of upstream servers."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> FileInput:
+        if (self.file_data is None) == (self.file_id is None):
+            raise refusal("needs either file_data or file_id")
+        return self
+
+
+class MediaPart(StrictBody):
+    """One part of a message's content that is no text. Refused if the model takes none."""
+
+    PASSED = True
+
+    type: Literal["image_url", "input_audio", "file"]
+    """What it is; the field of that name has it."""
+    image_url: Annotated[ImageUrl | None, Field(validate_default=True)] = None
+    """An image."""
+    input_audio: Annotated[InputAudio | None, Field(validate_default=True)] = None
+    """A recording."""
+    file: Annotated[FileInput | None, Field(validate_default=True)] = None
+    """A document."""
+
+    @field_validator("image_url", "input_audio", "file")
+    @classmethod
+    def _of_its_type(cls, value: Any, info: ValidationInfo) -> Any:
+        if (value is None) == (info.data.get("type") == info.field_name):
+            raise refusal("is required" if value is None else "is not what the type says")
+        return value
+
+    words: ClassVar[str] = ""
+    refusal: ClassVar[None] = None
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As a part of OpenAI's chats."""
+        inner: StrictBody = getattr(self, self.type)
+        own = {name: each for name, each in vars(inner).items() if each is not None}
+        return {**self.further, "type": self.type, self.type: own}
+
+
+def media_part(media_type: str, *, data: str = "", url: str = "", file_id: str = "", name: str = "") -> dict[str, Any]:
+    """The part of a turn with an image, a recording or a document, as ChatTurn.parts has it: its bytes in base64, a
+    link to it, or a file of the tenant's. `media_type`: such as image/png. Raises a refusal."""
+    kind, _, form = media_type.partition("/")
+    if kind == "audio":
+        return {"type": "input_audio", "input_audio": {"data": data, "format": "wav" if "wav" in form else "mp3"}}
+    source = f"data:{media_type};base64,{data}" if data else data_or_link(url) if url else ""
+    given = {"file_id": file_id, "filename": name}
+    if kind == "image":
+        return {"type": "image_url", "image_url": {"url": source} if source else {"file_id": file_id}}
+    return {"type": "file", "file": {each: said for each, said in (given | {"file_data": source}).items() if said}}
+
+
+def words_of(content: str | Sequence[Any] | None) -> str:
+    """The text of a content, which may have parts."""
+    return "".join([each if isinstance(each, str) else each.words for each in content or ()])
+
+
+def parts_of(content: Any, kind: type[StrictBody] = MediaPart) -> tuple[dict[str, Any], ...]:
+    """The parts of a content, if one of them is of this kind; else ()."""
+    if not isinstance(content, list) or not any(isinstance(part, kind) for part in content):
+        return ()
+    return tuple([part.shown for part in content])
+
+
+def part_shape(value: Any) -> str:
+    """Tell a part with media from one that is a text."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    return "<media>" if kind in ("image_url", "input_audio", "file") else "<text>"
 
 
 MAX_TOOLS = 128
@@ -572,10 +694,13 @@ class ToolFields(OfferedTools):
 
 _ROLES = {"developer": "system", "function": "tool"}
 
+ContentPart: TypeAlias = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[MediaPart, Tag("<media>")], Discriminator(part_shape)
+]
 Content: TypeAlias = Annotated[
     Annotated[str, Tag("<str>")]
-    | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("<list>")],
-    by_shape(shape, "a string or a list of text parts"),
+    | Annotated[list[ContentPart], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("<list>")],
+    by_shape(shape, "a string or a list of parts"),
 ]
 
 
@@ -624,22 +749,26 @@ class ChatMessage(StrictBody):
 
     @property
     def turn(self) -> ChatTurn:
-        """Return the message as engines take it: text only, and roles and calls by the names that chat templates know.
+        """Return the message as engines take it: with roles and calls by the names that chat templates know.
         The id of a call by its older name is its function's name, by which the message with its result names it."""
         text, role = words_of(self.content), _ROLES.get(self.role, self.role)
-        extras = self.further if self.model_extra else {}
-        if isinstance(self.content, list) and any(part.model_extra or part.refusal for part in self.content):
+        extras, parts = self.further if self.model_extra else {}, parts_of(self.content)
+        if (
+            isinstance(self.content, list)
+            and not parts
+            and any(part.model_extra or part.refusal for part in self.content)
+        ):
             extras["content"] = [part.model_dump(exclude_none=True) for part in self.content]
         if not text and role == "assistant" and isinstance(refused := extras.get("refusal"), str):
             text, extras["content"] = refused, None
         if self.role == "function":
-            return ChatTurn(role, text, call_id=str(extras.pop("name", "")), extras=extras)
+            return ChatTurn(role, text, call_id=str(extras.pop("name", "")), extras=extras, parts=parts)
         if not self.tool_calls and not self.tool_call_id and not self.function_call:
-            return ChatTurn(role, text, extras=extras)
+            return ChatTurn(role, text, extras=extras, parts=parts)
         calls = tuple([each.call for each in self.tool_calls or ()])
         if role == "assistant" and not calls and (called := self.function_call) is not None:
             calls = (ToolCall(called.name, called.name, called.arguments),)
-        return ChatTurn(role, text, calls, (self.tool_call_id or "") if role == "tool" else "", extras)
+        return ChatTurn(role, text, calls, (self.tool_call_id or "") if role == "tool" else "", extras, parts)
 
 
 Messages: TypeAlias = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

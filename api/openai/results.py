@@ -77,6 +77,9 @@ def task_answer_in_slices(job: Job, terminal: Terminal, rows: Sequence[Delta]) -
             return {"count": len(found["tokens"]), **found}
         case "detokenize":
             return {"prompt": texts[0]}
+        case _:
+            is_object = texts[0].lstrip().startswith("{")
+            return msgspec.json.decode(texts[0]) if is_object else {"text": texts[0]}
 
 
 def count_of(answer: str) -> int:

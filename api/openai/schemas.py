@@ -8,12 +8,12 @@ are OpenAI fields that Penstock knows but does not support, so that no client ta
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from msgspec.structs import replace
-from pydantic import Field, Tag
+from pydantic import Field, PrivateAttr, Tag
 
 from api.anthropic.request import MessageCountRequest, MessagesRequest, PromptFields
 from api.openai import fields
@@ -21,7 +21,7 @@ from api.openai.errors import invalid_request, refuse_if
 from api.openai.json_body import read_object, validated
 from api.openai.responses.items import HostedItem
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
-from penstock.engine import MAX_LOGPROBS, Input, ModelCard, Sampling, Task
+from penstock.engine import MAX_LOGPROBS, ChatTurn, Input, MediaKind, ModelCard, Sampling, Task
 from streaming.events import EventSubscriptions, with_webhook
 from streaming.jobs.job import Chat, Inputs, Job, TaskForm, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
@@ -30,7 +30,7 @@ from streaming.order import Priority
 
 Kind: TypeAlias = Literal[
     "chat", "completion", "job", "response", "count", "embedding", "rerank", "tokenize", "detokenize", "message",
-    "message_count",
+    "message_count", "transcription", "translation", "image", "image_edit",
 ]  # fmt: skip
 
 MAX_N = 8
@@ -294,6 +294,85 @@ class RerankRequest(TaskRequest):
         return {"task": Task(kind="rerank"), "task_form": form}
 
 
+class FormRequest(TaskRequest):
+    """A request for a transcript or for images, most fields of which only the model's server reads."""
+
+    REFUSED: ClassVar[fields.Refused] = {"stream": ((False, "false"), "The answer comes in one piece.")}
+    PASSED = True
+    KIND: ClassVar[MediaKind]
+
+    prompt: Annotated[str, Field(max_length=32_000)] | None = None
+    """What the recording is about, or what the image shows."""
+    _files: tuple[dict[str, Any], ...] = PrivateAttr(default=())
+
+    def attach(self, files: Iterable[dict[str, Any]]) -> None:
+        """Set its files, as parts of a turn. Raises ApiError (400)."""
+        self._files = tuple(files)
+
+    @property
+    def prompt_asked(self) -> JobPrompt:
+        text = {"type": "text", "text": self.prompt or ""}
+        return Chat((ChatTurn("user", self.prompt or "", parts=(text, *self._files) if self._files else ()),))
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        own = self.__class__.model_fields.keys() - fields.QueuedRequest.model_fields.keys() - {"prompt", "endpoint"}
+        given = {name: getattr(self, name) for name in sorted(own)}
+        options = {name: value for name, value in given.items() if value is not None}
+        return {"task": Task(kind=self.KIND, options=options), "v": 7}
+
+
+class TranslationRequest(FormRequest):
+    """The form of POST /v1/audio/translations."""
+
+    KIND: ClassVar[MediaKind] = "translate"
+
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
+    """Null: `json`."""
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Null: the server's."""
+
+
+class TranscriptionRequest(TranslationRequest):
+    """The form of POST /v1/audio/transcriptions."""
+
+    KIND: ClassVar[MediaKind] = "transcribe"
+
+    language: Annotated[str, Field(max_length=32)] | None = None
+    """Of the recording, such as en."""
+
+
+class ImageRequest(FormRequest):
+    """The body of POST /v1/images/generations."""
+
+    KIND: ClassVar[MediaKind] = "draw"
+
+    prompt: Annotated[str, Field(min_length=1, max_length=32_000)]
+    """What the image shows."""
+    n: Annotated[int, Field(ge=1, le=10)] | None = None
+    """How many. All of them together may have 8 MiB."""
+    size: Annotated[str, Field(max_length=32)] | None = None
+    """Such as 1024x1024."""
+    quality: Annotated[str, Field(max_length=32)] | None = None
+    """As the server names it."""
+    background: Annotated[str, Field(max_length=32)] | None = None
+    """As the server names it."""
+    response_format: Literal["url", "b64_json"] | None = None
+    """Null: the server's."""
+
+
+class EditRequest(ImageRequest):
+    """The form of POST /v1/images/edits."""
+
+    KIND: ClassVar[MediaKind] = "edit"
+
+
+class ImageJobRequest(fields.OfJob, ImageRequest):
+    """The body of POST /v1/jobs for images."""
+
+    endpoint: Literal["/v1/images/generations"]
+    """What the other fields describe."""
+
+
 class EmbeddingJobRequest(fields.OfJob, EmbeddingRequest):
     """The body of POST /v1/jobs for embeddings."""
 
@@ -364,6 +443,7 @@ JOB_MODELS: Mapping[str, type[Request]] = {
     "/v1/completions": CompletionJobRequest,
     "/v1/embeddings": EmbeddingJobRequest,
     "/v1/rerank": RerankJobRequest,
+    "/v1/images/generations": ImageJobRequest,
 }
 """What a job may be, by its `endpoint`."""
 
@@ -379,6 +459,10 @@ MODELS: Mapping[str, type[Request]] = {
     "rerank": RerankRequest,
     "tokenize": TokenizeRequest,
     "detokenize": DetokenizeRequest,
+    "transcription": TranscriptionRequest,
+    "translation": TranslationRequest,
+    "image": ImageRequest,
+    "image_edit": EditRequest,
 }
 
 

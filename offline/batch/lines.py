@@ -40,7 +40,7 @@ from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import line_job_id, partition_of
 from streaming.jobs.codec import Usage
-from streaming.jobs.job import Job, JobState
+from streaming.jobs.job import Job, JobState, has_media
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
@@ -247,7 +247,7 @@ class Lines:
     async def collect(self) -> int:
         """Write the answers of jobs that have ended, and return how many. Raises Unavailable, OSError."""
         ended = await self._queue.ended(self._queued)
-        written: list[str] = []
+        written, with_media = list[str](), list[str]()
         for at in range(0, len(ended), JOBS_PER_CALL):
             part = ended[at : at + JOBS_PER_CALL]
             for job_id, record in zip(part, await self._job_reader.records(part), strict=True):
@@ -259,9 +259,10 @@ class Lines:
                 else:
                     self._settle(line, record)
                     written.append(job_id)
+                    with_media += [job_id] if record.job.media else []
             await self._commit()
         if written:
-            await self._queue.shorten_retention(written, ANSWERED_RETENTION_S)
+            await self._queue.shorten_retention(written, ANSWERED_RETENTION_S, with_media)
         return len(written)
 
     async def feed(self, left_ms: int | None = None) -> int:
@@ -329,12 +330,14 @@ class Lines:
         if cards != self._cards:  # with a model card, a line may need fewer bytes
             self._cards, self._needed = cards, {}
         found = await asyncio.to_thread(self._jobs, lines, left_ms, cards)
+        media = dict[str, Sequence[bytes]]()
+        found = [await self._checked(each, cards, media) if isinstance(each, Job) else each for each in found]
         refusals = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, ApiError)}
         jobs = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, Job)}
         traced = [self._traced(line, job) for line, job in jobs.items()]
         quota = QuotaSettings(store_share=self._lease.batch.store_share)
         named = (self._lease.batch.caller, self._lease.batch.key_limits)
-        answers = await self._queue.put_parts([job for job, _ in traced], cards, quota, *named)
+        answers = await self._queue.put_parts([job for job, _ in traced], cards, quota, *named, media)
         lane_full, before = False, (len(self._waiting), len(self._needed))
         for line, (job, span), accepted in zip(jobs, traced, answers, strict=True):
             match accepted:
@@ -362,6 +365,17 @@ class Lines:
             await self._commit()
         return len(refusals), not lane_full and (len(self._waiting), len(self._needed)) != before
 
+    async def _checked(
+        self, job: Job, cards: Mapping[str, ModelCard], media: dict[str, Sequence[bytes]]
+    ) -> Job | ApiError:
+        """The job of a line as it is queued, or why it is not: its media, which `media` gets, or a content rule."""
+        try:
+            if self._tools.media is not None and has_media(job.prompt):
+                job, media[job.id] = await self._tools.media.taken(job, cards.get(job.model))
+            return job if self._tools.content is None else await asyncio.to_thread(self._tools.content.checked, job)
+        except ApiError as error:
+            return error
+
     def _leave(self, line: int) -> None:
         """Take a line out of those that wait."""
         self._needed.pop(line, None)
@@ -381,8 +395,8 @@ class Lines:
         return (msgspec.structs.replace(job, trace=span.carrier()) if span.recorded else job), span
 
     def _jobs(self, lines: Sequence[int], left_ms: int | None, cards: Mapping[str, ModelCard]) -> list[Job | ApiError]:
-        """Read the lines and build their jobs; an error becomes the line's answer: a content rule refuses it, or an
-        older version, which refused less, has validated the input. Blocks."""
+        """Read the lines and build their jobs; an error becomes the line's answer: an older version, which refused
+        less, has validated the input. Blocks."""
         batch, tools, jobs = self._lease.batch, self._tools, list[Job | ApiError]()
         with (self._folder / "input").open("rb") as source:
             for line in lines:
@@ -392,7 +406,7 @@ class Lines:
                     request = request_of(found, batch.tenant, tools.aliases, tools.models, validated=True)
                     card = cards.get(request.model)
                     job = job_of(request, batch, job_id=job_id, number=number, lane=lane, left_ms=left_ms, card=card)
-                    jobs.append(job if tools.content is None else tools.content.checked(job))
+                    jobs.append(job)
                 except ApiError as error:
                     jobs.append(error)
         return jobs

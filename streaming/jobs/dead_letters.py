@@ -13,6 +13,7 @@ import msgspec
 from streaming.errors import MalformedJob, UnknownJob
 from streaming.ids import partition_of, replay_job_id
 from streaming.jobs.job import Job
+from streaming.jobs.media import MediaLost, MediaStore
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
@@ -45,6 +46,7 @@ class DeadLetters:
     def __init__(self, client: RedisClient, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
         """`weights`: of tenants, for replays."""
         self._client, self._reader, self._queue = client, JobReader(client), Queue(client, weights=weights)
+        self._media = MediaStore(client)
 
     async def recent(self, limit: int) -> list[DeadLetter]:
         """List the dead letters of all partitions, newest first."""
@@ -91,7 +93,11 @@ class DeadLetters:
         if record.fault:
             raise MalformedJob(record.fault)
         job = _again(record, replay_job_id(letter.id, letter.job))
-        accepted = await self._queue.put(job, caller=record.caller)
+        try:
+            media = await self._media.all_of(record.job)
+        except MediaLost as error:
+            raise MalformedJob(str(error)) from None
+        accepted = await self._queue.put(job, caller=record.caller, media=media)
         with contextlib.suppress(UnknownJob):  # a concurrent replay, which gives the same job, has dropped it
             await self.drop(letter.id)
         return accepted

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.engine import Capabilities, ChatTurn, Failure, Input, Sampling, Task, TaskKind
+from penstock.engine import MEDIA_KINDS, Capabilities, ChatTurn, Failure, Input, Sampling, Task, TaskKind
 from penstock.tools import Tools
 from streaming.ids import full_name
 from streaming.order import Priority
@@ -131,6 +131,10 @@ class Endpoint(StrEnum):
     RERANK = "k", "/v1/rerank"
     TOKENIZE = "o", "/tokenize"
     DETOKENIZE = "d", "/detokenize"
+    TRANSCRIPTIONS = "a", "/v1/audio/transcriptions"
+    TRANSLATIONS = "l", "/v1/audio/translations"
+    IMAGES = "i", "/v1/images/generations"
+    EDITS = "m", "/v1/images/edits"
 
 
 _TASKS: dict[TaskKind, Endpoint] = {
@@ -138,6 +142,10 @@ _TASKS: dict[TaskKind, Endpoint] = {
     "rerank": Endpoint.RERANK,
     "tokenize": Endpoint.TOKENIZE,
     "detokenize": Endpoint.DETOKENIZE,
+    "transcribe": Endpoint.TRANSCRIPTIONS,
+    "translate": Endpoint.TRANSLATIONS,
+    "draw": Endpoint.IMAGES,
+    "edit": Endpoint.EDITS,
 }
 
 
@@ -218,6 +226,15 @@ JOB_VERSION = 7
 for a newer worker."""
 
 
+class Media(msgspec.Struct, frozen=True, array_like=True):
+    """An image, a recording or a document of a job's conversation, whose bytes are kept beside the job's record."""
+
+    type: str
+    """Its media type."""
+    size: int
+    """Its bytes."""
+
+
 class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
     """What is known of one attempt at a job. Times are Redis milliseconds, 0 for "not yet"."""
 
@@ -293,6 +310,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """As in penstock.engine.Request."""
     adapter: str = ""
     """Of its model, whose lanes, workers, limits and prices are the job's; "": the model alone. From version 7."""
+    media: tuple[Media, ...] = ()
+    """What is kept beside its record (streaming/jobs/media.py). From version 7."""
     v: int = 1
     """The lowest version whose readers lose nothing of it."""
 
@@ -338,12 +357,27 @@ HINTS = frozenset({"user", "metadata", "service_tier", "safety_identifier", "pro
 """Passed fields that change no answer: servers that refuse unknown fields need not get them."""
 
 
+def has_media(prompt: Prompt) -> bool:
+    """Whether a turn has images, recordings or documents."""
+    return isinstance(prompt, Chat) and any(turn.parts for turn in prompt.turns)
+
+
 def has_extras(prompt: Prompt, tools: Tools | None) -> bool:
     """Whether a turn, a call or a tool has further fields."""
     if tools is not None and any(tool.extras for tool in tools.offered):
         return True
     turns = prompt.turns if isinstance(prompt, Chat) else ()
-    return any(turn.extras or (turn.calls and any(call.extras for call in turn.calls)) for turn in turns)
+    return any(
+        turn.extras
+        or (turn.calls and any(call.extras for call in turn.calls))
+        or any(len(part) > 2 for part in turn.parts)
+        for turn in turns
+    )
+
+
+def bare_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a turn without further fields: its type, and the field of that name."""
+    return {name: part[name] for name in ("type", part["type"])}
 
 
 def without_extras(prompt: Prompt, tools: Tools | None) -> tuple[Prompt, Tools | None]:
@@ -355,7 +389,10 @@ def without_extras(prompt: Prompt, tools: Tools | None) -> tuple[Prompt, Tools |
         tools = replace(tools, offered=tuple([replace(tool, extras={}) for tool in tools.offered]))
     if isinstance(prompt, Chat):
         calls = [tuple([replace(call, extras={}) for call in turn.calls]) for turn in prompt.turns]
-        turns = [replace(turn, calls=own, extras={}) for turn, own in zip(prompt.turns, calls, strict=True)]
+        turns = [
+            replace(turn, calls=own, extras={}, parts=tuple([bare_part(part) for part in turn.parts]))
+            for turn, own in zip(prompt.turns, calls, strict=True)
+        ]
         prompt = Chat(tuple(turns))
     return prompt, tools
 
@@ -425,6 +462,8 @@ TASKS: Mapping[TaskKind, str] = {
     "rerank": "ranks no documents: use a model that GET /v1/models shows with rerank",
     "tokenize": "does not tell token ids: the usage of an answer counts them",
     "detokenize": "has no text for token ids",
+    **dict.fromkeys(("transcribe", "translate"), "hears no recordings: use a model with transcribe"),
+    **dict.fromkeys(("draw", "edit"), "draws no images: use a model that GET /v1/models shows with draw"),
 }
 """What an engine without the task does, and what to do."""
 
@@ -437,13 +476,18 @@ def _of_adapter(job: Job, adapters: Sequence[str]) -> Iterator[Refusal]:
 
 
 def _of_task(job: Job, task: Task, can: Capabilities, embedding_size: int) -> Iterator[Refusal]:
-    has_task = {"embed": can.embed, "rerank": can.rerank}
+    has_task = {"embed": can.embed, "rerank": can.rerank, **dict.fromkeys(("transcribe", "translate"), can.transcribe),
+                **dict.fromkeys(("draw", "edit"), can.draw)}  # fmt: skip
     if not has_task.get(task.kind, can.tokenize):
         yield "model", TASKS[task.kind]
+    if task.kind in MEDIA_KINDS:
+        return
     if task.dimensions is not None and not can.embedding_dimensions:
         yield "dimensions", "makes vectors of one length: leave dimensions out"
     if isinstance(job.prompt, Chat):
         yield from _of_prompt(job, can)
+        if has_media(job.prompt):
+            yield "messages", "counts the tokens of texts only: the usage of an answer counts those of images too"
     if not isinstance(job.prompt, Inputs):
         return
     groups = job.prompt.groups
@@ -479,6 +523,31 @@ def _of_prompt(job: Job, can: Capabilities) -> Iterator[Refusal]:
         yield "prompt", "takes conversations only; use /v1/chat/completions"
     if isinstance(job.prompt, Tokens) and not can.token_prompts:
         yield "prompt", "takes text prompts only, not token ids"
+    yield from _of_media(job, can)
+
+
+REFERENCE = "media:"
+"""What the source of a part begins with, in front of a place in Job.media."""
+SOURCES = {"image_url": "url", "input_audio": "data", "file": "file_data"}
+"""By the type of a part with media, the field in it that holds the bytes, or says where they are."""
+SENSES = {"image_url": ("images", "sees no images"), "input_audio": ("audio", "hears no recordings"),
+          "file": ("files", "reads no documents")}  # fmt: skip
+"""By the same, the capability of an engine, and what a model without it does."""
+
+
+def source_of(part: Mapping[str, Any]) -> Any:
+    """Where a part with media has its bytes; None: a text, or a file that its id alone names."""
+    kind = part["type"]
+    return part[kind].get(SOURCES[kind]) if kind in SOURCES else None
+
+
+def _of_media(job: Job, can: Capabilities) -> Iterator[Refusal]:
+    """A document is judged once its bytes are known: one that is plain text becomes a part of the conversation."""
+    turns = job.prompt.turns if isinstance(job.prompt, Chat) else ()
+    for kind in [part["type"] for turn in turns for part in turn.parts if part["type"] != "file" or job.media]:
+        capability, what = SENSES.get(kind, ("", ""))
+        if capability and not getattr(can, capability):
+            yield "messages", f"{what}: leave them out, or use a model that GET /v1/models shows with {capability}"
 
 
 def _of_tools(job: Job, can: Capabilities) -> Iterator[Refusal]:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 
 PUT_RETRY_DELAY_S = 0.05
 NO_QUOTAS: Mapping[str, int] = {}
+NO_MEDIA: Mapping[str, Sequence[bytes]] = {}
 NOT_READ = (0, 0, 0, 0, 0)
 """The position of a job that an earlier attempt at the same put has accepted."""
 
@@ -114,6 +116,7 @@ class Queue:
         part: bool = False,
         caller: str = "",
         key_limits: LimitSettings | None = None,
+        media: Sequence[bytes] = (),
     ) -> Accepted:
         """Accept a job.
 
@@ -128,6 +131,7 @@ class Queue:
             part: The job is a line of a batch, which job lists omit.
             caller: The name of the API key, which usage and limits have; "": none.
             key_limits: Of that key.
+            media: What is kept beside its record, as Job.media lists it.
 
         Raises LaneFull, StoreFull, NeverFits, QuotaExceeded, LimitReached, NoCapacity (only if must_run), KeyReused,
         ConversationChanged (it has another version or a turn, or is gone), Unavailable
@@ -143,7 +147,11 @@ class Queue:
             reserved = Reservation()
             if headroom is not None:
                 reserved = headroom.reserve(
-                    partition, len(body), may_write, part=part, share_of_tenant=quota.store_share
+                    partition,
+                    len(body) + sum(map(len, media)),
+                    may_write,
+                    part=part,
+                    share_of_tenant=quota.store_share,
                 )
         except StoreFull as error:
             return await self._existing(job, idempotency_key, digest, error)
@@ -178,20 +186,23 @@ class Queue:
             "quotas": left or None,
             "share": reserved.share_of_tenant,
             "caller": caller or None,
+            "media": _media_kept(job),
         }
         if job.adapter:
             given["adapter"] = job.adapter
         if limits := self._limits.of(job.tenant, job.model, caller, key_limits):
             given |= {**limits, "prompt": cost.prompt, "output": cost.output, "guessed": cost.guessed}
-        args = (_encode(given), body, encode_metadata(job.metadata))
+        args = (_encode(given), body, encode_metadata(job.metadata), *media)
+        # Many bytes go alone: while a batch of puts runs, the server does nothing else.
+        call = partial(self._client.call, "put") if media else self._puts.call
         answer: Sequence[Any] = ()
         try:
             try:
-                answer = await self._puts.call(partition, *args)
+                answer = await call(partition, *args)
             except Unavailable as error:  # the script recognises a second put by the job's id
                 log.debug("a put is sent again: %s", error)
                 await asyncio.sleep(PUT_RETRY_DELAY_S)
-                answer = await self._puts.call(partition, *args)
+                answer = await call(partition, *args)
         finally:
             if not answer or answer[0] != b"queued":  # no job was added
                 reserved.give_back()
@@ -217,15 +228,19 @@ class Queue:
         quota: QuotaSettings = UNLIMITED,
         caller: str = "",
         key_limits: LimitSettings | None = None,
+        media: Mapping[str, Sequence[bytes]] = NO_MEDIA,
     ) -> list[Accepted | LaneFull | StoreFull]:
         """Accept many lines of a batch together, as jobs that job lists omit; returns the result of each. A refused job
         does not affect those behind it. The call is idempotent if a retry uses the same ids. `cards`: by model name.
-        `caller`: as in put. Raises Unavailable."""
+        `caller`: as in put. `media`: by job id, as in put. Raises Unavailable."""
 
         async def put(job: Job) -> Accepted | LaneFull | StoreFull:
             try:
                 cost = cost_of(job, (cards or {}).get(job.model))
-                return await self.put(job, cost=cost, part=True, quota=quota, caller=caller, key_limits=key_limits)
+                own = media.get(job.id, ())
+                return await self.put(
+                    job, cost=cost, part=True, quota=quota, caller=caller, key_limits=key_limits, media=own
+                )
             except (LaneFull, StoreFull) as error:
                 return error
 
@@ -279,9 +294,12 @@ class Queue:
         answers = await self._client.calls([("cancel", self._partition(job_id), (job_id, *how)) for job_id in job_ids])
         return [None if answer == b"unknown" else _state_of(answer) for answer in answers]
 
-    async def shorten_retention(self, job_ids: Iterable[str], seconds: int) -> None:
-        """Let the records of ended jobs, whose results are stored elsewhere, expire sooner. Raises Unavailable."""
-        records = [self._record_of(job_id) for job_id in job_ids]
+    async def shorten_retention(self, job_ids: Iterable[str], seconds: int, with_media: Iterable[str] = ()) -> None:
+        """Let the records of ended jobs, whose results are stored elsewhere, expire sooner, and the media of those of
+        them that have any. Raises Unavailable."""
+        records = [self._record_of(job_id) for job_id in job_ids] + [
+            self._record_of(job_id, "media") for job_id in with_media
+        ]
         await self._client.calls([("EXPIRE", partition, (*key, seconds, "LT")) for partition, key in records])
 
     async def cancel(self, job_id: str, by: CancelledBy = CancelledBy.OWNER) -> JobState:
@@ -320,15 +338,20 @@ class Queue:
     def _partition(self, job_id: str) -> int:
         return self._client.partition_of(job_id, "job_", UnknownJob)
 
-    def _record_of(self, job_id: str) -> tuple[int, tuple[str]]:
-        """The partition and the key of a job's record."""
+    def _record_of(self, job_id: str, kind: str = "job") -> tuple[int, tuple[str]]:
+        """The partition and the key of a job's record, or of its media."""
         partition = self._partition(job_id)
-        return partition, (partition_key(partition, "job", job_id),)
+        return partition, (partition_key(partition, kind, job_id),)
 
 
 def _conversation_of(job: Job) -> str:
     """The conversation whose turn a job is, or ""."""
     return job.response.conversation if job.response is not None else ""
+
+
+def _media_kept(job: Job) -> str | None:
+    """What the record of a job says of its media; None: it has none."""
+    return None if not job.media else "keep" if job.response is not None and job.response.store else "1"
 
 
 def _known(answer: Any) -> Any:

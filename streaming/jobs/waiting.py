@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, Input, ModelCard, Sampling, Task
+from penstock.engine import CHARACTERS_PER_TOKEN, MEDIA_KINDS, ChatTurn, Input, ModelCard, Sampling, Task
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
 from streaming.keys import kind_of, parse_lane, partition_key
@@ -110,6 +110,10 @@ def _due(now: int, lane: bytes, created: bytes, at: bytes) -> WaitingDeadline | 
         return None
 
 
+MAX_REPLY_BYTES, TRANSCRIPT_BYTES = 8 << 20, 1 << 20
+"""The most bytes of a server's answer with images, and with a transcript."""
+MEDIA_TOKENS = 1024
+"""Estimated tokens of an image, a recording or a document."""
 UNKNOWN_OUTPUT = 4096
 """Tokens of an answer without a limit by a model that no worker has loaded yet."""
 
@@ -200,12 +204,16 @@ def _input_size(each: Input) -> int:
 
 def _length(turn: ChatTurn) -> int:
     own = len(turn.role) + len(turn.content)
+    if turn.parts:
+        own += MEDIA_TOKENS * CHARACTERS_PER_TOKEN * sum([part["type"] != "text" for part in turn.parts])
     return own + sum([len(call.name) + len(call.arguments) for call in turn.calls]) if turn.calls else own
 
 
 def task_bytes(job: Job, task: Task, card: ModelCard | None = None) -> int:
     """The most bytes of the answer to a task, as far as its request and the model's card tell."""
     prompt = job.prompt
+    if task.kind in MEDIA_KINDS:
+        return MAX_REPLY_BYTES if task.kind in ("draw", "edit") else TRANSCRIPT_BYTES
     if task.kind == "tokenize":
         # A character beside the vocabulary has an id for each byte.
         return ID_BYTES * len(msgspec.msgpack.encode(prompt))

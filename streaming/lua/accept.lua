@@ -6,7 +6,8 @@
 -- ARGV: what Queue.put (streaming/jobs/queue.py) names, as a MessagePack map: times in ms, `may_write` and `max_reserved` in
 --       bytes, `order` as the job's record has it, `quotas` what is left of the tenant's, `share` the most bytes that it may
 --       use and reserve (none: any), `limits` name and limits of each account that it counts in, with `tokens` and their
---       `prices` (of one of the prompts, and of one of the answer); the job's body; its metadata | ''
+--       `prices` (of one of the prompts, and of one of the answer), `media` (keep: also after it has completed); the job's body;
+--       its metadata | ''; its media...
 -- Returns: {'queued', accepted at, epoch, its place (none: not read)..., what is left of its rates (rates_left)...} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
 --          {'crowded'} (the reserved bytes would not fit into the store's memory) |
@@ -57,6 +58,7 @@ if conversation then
 end
 
 local size = #body + #metadata
+for i = 4, #ARGV do size = size + #ARGV[i] end
 local usage = (quotas or given.share) and tenant_usage(tenant, keep)
 if quotas then
   if quotas.jobs and usage.jobs + 1 > quotas.jobs then return {'quota', 'jobs', usage.jobs} end
@@ -104,6 +106,7 @@ local more = part and {} or {'preview', given.preview or ''}
 if given.caller then more[#more + 1], more[#more + 2] = 'caller', given.caller end
 if given.adapter then more[#more + 1], more[#more + 2] = 'adapter', given.adapter end
 local ends = usage_span_end(keep + math.ceil((start - now) / 1000))
+for i = 4, #ARGV do redis.call('HSET', media_key(id), i - 4, ARGV[i]) end
 if own == 0 and not held then enter_tenant(model, priority, tenant, waiting == 0) end
 local entry = held and HELD or redis.call('XADD', lane, '*', 'job', id)
 local member = to_member(entry)
@@ -135,6 +138,7 @@ end
 if accounts then redis.call('HSET', job, 'hold', reserve_limits(id, accounts, want)) end
 if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
 if given.webhook then redis.call('HSET', job, 'webhook', given.webhook) end
+if given.media then redis.call('HSET', job, 'media', given.media) end
 if given.dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end
 if not part then
   round.listing_keep_s = 2 * keep

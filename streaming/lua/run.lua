@@ -118,16 +118,16 @@ return run_or_fail(ARGV[2], ARGV[1], function(id, worker)
   local job, run, state, record, rows, dead = job_key(id), ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[8]
   -- END_FIELDS, the run, NUMBERS, then its own.
   local s = redis.call('HMGET', job, 'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
-    'tenant', 'size', 'conversation', 'shared', 'hold', 'run', 'attempt', 'created', 'claimed', 'started', 'deadline', 'epoch',
-    'order', 'caller')
-  if not holds_job(id, worker, run, s[1], s[5], s[16]) then return 0 end
+    'tenant', 'size', 'conversation', 'shared', 'hold', 'media', 'run', 'attempt', 'created', 'claimed', 'started', 'deadline',
+    'epoch', 'order', 'caller')
+  if not holds_job(id, worker, run, s[1], s[5], s[17]) then return 0 end
   local model, priority = require_lane_entry(s[2], s[3])
   check_readable(s)
   redis.call('HSET', job, 'state', state, 'record', record, 'rows', rows, 'done', now_ms())
   let_go(job, id, s, model, priority, #record + #rows, tonumber(ARGV[11]), tonumber(ARGV[9]))
-  charge_rest(s[2], s[11] or '', s[23], ARGV[9], ARGV[10])
-  count_usage(s[11] or '', model, s[24], now_ms(), 1, ARGV[11], ARGV[9], ARGV[12])
-  if s[17] ~= '1' then release_logs(id, s[10]) end
+  charge_rest(s[2], s[11] or '', s[24], ARGV[9], ARGV[10])
+  count_usage(s[11] or '', model, s[25], now_ms(), 1, ARGV[11], ARGV[9], ARGV[12])
+  if s[18] ~= '1' then release_logs(id, s[10]) end
   publish(s[4], ARGV[7])
   if s[7] then emit_event(s[7], id, s[11] or '', 'job.' .. state, true) end
   if dead ~= '' then dead_letter('job', id, 'reason', dead) end

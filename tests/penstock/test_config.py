@@ -10,7 +10,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from api.settings import ApiSettings, KeySettings, ModerationSettings, OidcSettings
+from api.settings import ApiSettings, KeySettings, MediaSettings, ModerationSettings, OidcSettings
 from cli.instance import UpSettings
 from offline.settings import OfflineSettings
 from penstock.config import FLAGS, SECTIONS, Config, ConfigError, Sources, build, field_meanings, load
@@ -114,6 +114,7 @@ DOCUMENTED: dict[str, type[msgspec.Struct]] = {
     "oidc": OidcSettings, "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
     "quotas": QuotaSettings, "tenants.<name>": TenantSettings,
     "content.<name>": ContentSettings, "moderation": ModerationSettings,
+    "media": MediaSettings,
     **sections(),
 }  # fmt: skip
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")

@@ -45,6 +45,7 @@ EXPIRY_S = {
     "outbox": 7 * DAY, "hook": 31 * DAY, "hook_due": 31 * DAY, "hooks": 2 * RETENTION_S,
     "proc": 10, "leader": 60, "redelivery": DAY, "shares": 60, "served": HOUR, "credit": HOUR,
     "script_ends": DAY, "console": 12 * HOUR, "scheduled_of": 31 * DAY, "conversation": RETENTION_S, "places": DAY,
+    "media": RETENTION_S,
 }  # fmt: skip
 """The longest that a key of the kind may live on by itself once everything has ended, in seconds."""
 

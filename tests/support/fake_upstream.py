@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from email.parser import BytesParser
+from email.policy import HTTP
 from typing import Any
 
 from bench.ports import free_port
@@ -107,6 +109,18 @@ def start_of(body: dict[str, Any]) -> int:
     return 0
 
 
+def form_of(headers: dict[str, str], body: bytes) -> dict[str, Any]:
+    """The fields of a form; of a file its name, its media type and its bytes."""
+    found: dict[str, Any] = {}
+    head = f"Content-Type: {headers['content-type']}\r\n\r\n".encode()
+    message = BytesParser(policy=HTTP).parsebytes(head + body)
+    for part in message.iter_parts():
+        name, data = part.get_param("name", header="content-disposition"), part.get_payload(decode=True)
+        file = part.get_filename()
+        found[str(name)] = data.decode() if file is None else (file, part.get_content_type(), data)  # type: ignore[union-attr]
+    return found
+
+
 class FakeUpstream:
     """One server of a kind. `faults`: of the first requests for texts, in order."""
 
@@ -139,6 +153,8 @@ class FakeUpstream:
         """Tokens of reasoning in front of the answer of a chat."""
         self.vector: list[float] = []
         """What it makes of each text; empty: it makes no vectors and no rankings."""
+        self.made: Any = {"text": "hello"}
+        """A transcript, or images."""
         self.port = free_port()
         """No other process takes it while nobody listens there: an engine asks again where a server was."""
         self._server: asyncio.Server | None = None
@@ -169,7 +185,9 @@ class FakeUpstream:
                 headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 method, path, _ = first.split(" ")
-                if not await self._answer(writer, method, path, headers, json.loads(body) if body else {}):
+                form = headers.get("content-type", "").startswith("multipart/form-data")
+                read: Any = form_of(headers, body) if form else json.loads(body) if body else {}
+                if not await self._answer(writer, method, path, headers, read):
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -194,6 +212,14 @@ class FakeUpstream:
                 self.running -= 1
         if path in ("/v1/embeddings", "/v1/rerank") and self.vector:
             return await self._perform(writer, Sent(path, body, headers))
+        if path.startswith(("/v1/audio/", "/v1/images/")):
+            self.sent.append(Sent(path, body, headers))
+            await self.open.wait()
+            fault = self.faults.popleft() if self.faults else Fault()
+            if fault.reset:
+                writer.transport.abort()
+                return False
+            return await self._json(writer, self.made, fault.status or 200)
         page = self._page(path, body)
         return await self._json(writer, {"error": "not found"} if page is None else page, 404 if page is None else 200)
 

@@ -86,28 +86,35 @@ CASES = list(cases())
 
 OPEN_OBJECTS = """
 BatchRequest ChatJobRequest ChatRequest CompletionJobRequest CompletionRequest ConversationRequest ConversationUpdate
-CountRequest DetokenizeRequest EmbeddingJobRequest EmbeddingRequest ItemsRequest ModerationRequest RerankJobRequest
+CountRequest DetokenizeRequest EditForm EmbeddingJobRequest EmbeddingRequest ItemsRequest ImageJobRequest ImageRequest
+ModerationRequest RerankJobRequest TranscriptionForm TranslationForm input[].content[].input_audio
+items[].content[].input_audio messages[].content[].file messages[].content[].image_url messages[].content[].input_audio
 RerankRequest ResponseRequest TokenizeRequest documents[] input[] input[].content[] input[].output[] items[]
 items[].content[] items[].output[] messages[] messages[].content[] messages[].function_call messages[].tool_calls[]
-messages[].tool_calls[].function output_expires_after reasoning response_format.json_schema stream_options text
-tools[] tools[].function
+messages[].tool_calls[].function output_expires_after reasoning response_format.json_schema stream_options text tools[]
+tools[].function
 """
 """Unknown fields are ignored; the size and the weight of a body bound them."""
 TEXTS = """
+input[].content[].file_data input[].content[].file_url input[].content[].image_url input[].content[].input_audio.data
+items[].content[].file_data items[].content[].file_url items[].content[].image_url items[].content[].input_audio.data
+messages[].content[].file.file_data messages[].content[].image_url.url messages[].content[].input_audio.data
 documents[] documents[].text input input[] input[].arguments input[].content input[].content[].refusal
 input[].content[].text input[].output input[].output[].refusal input[].output[].text input[].refusal input[].text
 instructions items[].arguments items[].content items[].content[].refusal items[].content[].text items[].output
 items[].output[].refusal items[].output[].text items[].refusal messages[].content messages[].content[].refusal
-messages[].content[].text messages[].function_call.arguments messages[].tool_calls[].function.arguments prompt
-prompt[] query
+messages[].content[].text messages[].function_call.arguments messages[].tool_calls[].function.arguments prompt prompt[]
+query
 """
-"""As long as a body may be, like the lists of 'input', 'prompt' and 'tokens'; what the model cannot hold is refused."""
+"""As long as a body, or its media, may be, like the lists of 'input', 'prompt' and 'tokens'; what the model cannot hold
+is refused."""
 UNBOUNDED = {
     *(f"object {name}" for name in OPEN_OBJECTS.split()),
     *(f"string {name}" for name in TEXTS.split()),
     *(f"array {name}" for name in ("input", "input[]", "tokens", "prompt", "prompt[]")),
     "object Upload",  # parts are counted while they are read (api/files.py)
     "string Upload.file",  # [files] size_limit, while it is read
+    *("string file", "string image"),  # [media] max_request_bytes, while they are read
     "object response_format.json_schema.schema",  # its bytes and its depth are checked (api/openai/fields.py)
     "string response_format.json_schema.name",  # read and dropped
     "string response_format.json_schema.description",  # read and dropped

@@ -19,6 +19,7 @@ from streaming.jobs.codec import AddAddress, Cancel, encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JOB_VERSION, JobState
 from streaming.jobs.lease import Claimed, Lease
+from streaming.jobs.media import MediaStore
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
@@ -157,7 +158,7 @@ def a_claimer(wire: RedisClient, lease: Lease) -> tuple[Claimer, Any]:
     hands = hands_that_begin_nothing()
     given = {"begin": hands.begin, "refuse": hands.refuse, "on_fenced": lambda _: None}
     parts = hands, HeldJobs(lease), hands
-    return Claimer(lease, JobReader(wire), WorkerSettings(), *parts, **given), hands
+    return Claimer(lease, JobReader(wire), MediaStore(wire), WorkerSettings(), *parts, **given), hands
 
 
 async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: RedisClient) -> None:

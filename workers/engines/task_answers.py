@@ -66,7 +66,7 @@ def check_task_answer(task: Task, inputs: Sequence[Input], text: str, size: int 
                 raise ValueError(f"{len(scores)} scores for {len(inputs) - 1} documents, or one without end")
         case "tokenize":
             _TOKENS.decode(text)
-        case "detokenize":
+        case _:
             pass
 
 

@@ -12,17 +12,25 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
+from api.openai.errors import refuse_if
 from api.openai.fields import (
     MAX_MESSAGES,
     ClosedBody,
+    DataOrLink,
+    DataUrl,
+    Detail,
+    FileId,
+    FileName,
     FunctionName,
+    InputAudio,
     Metadata,
     StrictBody,
     TextPart,
     arguments_of,
     by_shape,
+    parts_of,
     refusal,
     shape,
     unless_assistant,
@@ -34,6 +42,7 @@ from penstock.loops import Sliced
 from penstock.tools import ToolCall
 from streaming.errors import DecodeError
 from streaming.jobs.conversations import Conversation, ConversationItem
+from streaming.jobs.job import REFERENCE
 
 RESPONSE = "resp_"
 MESSAGE, CALL, OUTPUT, REASONING = "msg", "fc", "fco", "rs"
@@ -69,10 +78,64 @@ class Part(TextPart):
     PASSED = False
 
 
+class InputMedia(StrictBody):
+    """A part of a message that is an image, a recording or a document. Refused if the model takes none."""
+
+    type: Literal["input_image", "input_audio", "input_file"]
+    """What it is."""
+    image_url: DataOrLink | None = None
+    """Of an image: a data: URL with base64 of PNG, JPEG, GIF or WebP; or a link, if `[media] links` takes any."""
+    detail: Detail | None = None
+    """For models of upstream servers."""
+    input_audio: InputAudio | None = None
+    """A recording."""
+    file_data: DataUrl | None = None
+    """Of a document: a data: URL with base64 of PDF or plain text."""
+    file_url: DataOrLink | None = None
+    """Of a document: a link, if `[media] links` is `fetch`."""
+    file_id: FileId | None = None
+    """A file of yours with the image or the document."""
+    filename: FileName | None = None
+    """For models of upstream servers."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> InputMedia:
+        names = {"input_image": ("image_url", "file_id"), "input_audio": ("input_audio",)}
+        fields = names.get(self.type, ("file_data", "file_url", "file_id"))
+        if sum([getattr(self, name) is not None for name in fields]) != 1:
+            raise refusal(f"needs {' or '.join(fields)}")
+        return self
+
+    words: ClassVar[str] = ""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As a part of OpenAI's chats."""
+        if self.input_audio is not None:
+            return {"type": "input_audio", "input_audio": vars(self.input_audio)}
+        if self.type == "input_image":
+            inner = {"url": self.image_url, "detail": self.detail, "file_id": self.file_id}
+        else:
+            data = self.file_data or self.file_url
+            inner = {"file_data": data, "filename": self.filename, "file_id": self.file_id}
+        kind = "image_url" if self.type == "input_image" else "file"
+        return {"type": kind, kind: {name: each for name, each in inner.items() if each is not None}}
+
+
+def _part_shape(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return "<media>" if kind in ("input_image", "input_audio", "input_file") else "<text>"
+
+
+AnyPart: TypeAlias = Annotated[
+    Annotated[Part, Tag("<text>")] | Annotated[InputMedia, Tag("<media>")], Discriminator(_part_shape)
+]
 TEXT_OR_LIST = by_shape(shape, "a string or a list")
 """Tells which form a field has that takes a text or a list."""
 PartList: TypeAlias = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_fast=True)]
 Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList, Tag("<list>")], TEXT_OR_LIST]
+MixedList: TypeAlias = Annotated[list[AnyPart], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+Mixed: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[MixedList, Tag("<list>")], TEXT_OR_LIST]
 
 
 def _is_refusal(content: Any) -> bool:
@@ -104,7 +167,7 @@ class Message(InputItem):
     """May be left out."""
     role: Literal["system", "developer", "user", "assistant"]
     """Who speaks; `developer` counts as `system`."""
-    content: Annotated[Content | None, Field(validate_default=True)] = None
+    content: Annotated[Mixed | None, Field(validate_default=True)] = None
     """A text, or a list of parts, which are joined. Not null of others."""
     refusal: str | None = None
     """What an earlier answer said instead of `content`."""
@@ -121,7 +184,7 @@ class Message(InputItem):
         if self.role == "assistant" and (not said or _is_refusal(self.content)):
             refused = said or self.refusal or ""
         extras = refused_extras(refused) if refused else {}
-        return ChatTurn(ROLES[self.role], said or refused, extras=extras)
+        return ChatTurn(ROLES[self.role], said or refused, extras=extras, parts=parts_of(self.content, InputMedia))
 
 
 class FunctionCall(InputItem):
@@ -244,10 +307,31 @@ def shown_turn(item_id: str, turn: ChatTurn, *, developer: bool = False) -> dict
     if turn.call_id:
         made = {"id": item_id, "type": "function_call_output", "status": "completed"}
         return made | {"call_id": turn.call_id, "output": turn.content}
+    if turn.parts:
+        return message_item(item_id, "completed", turn.role, shown_parts(turn))
     part = output_text(turn.content) if turn.role == "assistant" else {"type": "input_text", "text": turn.content}
     part = refusal_part(turn.content) if "refusal" in turn.extras else part
     role = "developer" if developer else turn.role
     return message_item(item_id, "completed", role, [part])
+
+
+def shown_parts(turn: ChatTurn) -> list[dict[str, Any]]:
+    """The parts of a turn with media as those of an item. It shows links, and no bytes."""
+    found = list[dict[str, Any]]()
+    for part in turn.parts:
+        kind = part["type"]
+        if kind == "text":
+            found.append({"type": "input_text", "text": part["text"]})
+        elif kind == "image_url":
+            url = part[kind]["url"]
+            link = None if url.startswith(REFERENCE) else url
+            detail = part[kind].get("detail", "auto")
+            found.append({"type": "input_image", "detail": detail, "image_url": link, "file_id": None})
+        elif kind == "file":
+            found.append({"type": "input_file", "file_id": None, "filename": part[kind].get("filename")})
+        else:
+            found.append({"type": "input_audio"})
+    return found
 
 
 def reasoned_turn(text: str) -> ChatTurn:
@@ -259,7 +343,8 @@ def sent_items(turn: ChatTurn) -> list[dict[str, Any]]:
     """Render a turn as the items that a request would send for it."""
     if turn.call_id:
         return [{"type": "function_call_output", "call_id": turn.call_id, "output": turn.content}]
-    said = [{"role": turn.role, "content": turn.content}] if turn.content or not turn.calls else []
+    content = shown_parts(turn) if turn.parts else turn.content
+    said = [{"role": turn.role, "content": content}] if content or not turn.calls else []
     return said + [
         {**call.extras, "type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
         for call in turn.calls
@@ -345,11 +430,16 @@ def conversation_object(conversation: Conversation) -> dict[str, Any]:
     }
 
 
+NO_MEDIA = "may be texts only: a conversation keeps no images. Send them in input, and use previous_response_id"
+
+
 def new_items(sent: Iterable[Any], token: str) -> list[ConversationItem]:
-    """Return the items of a request as a conversation keeps them, with ids of their own, which `token` makes unique."""
+    """Return the items of a request as a conversation keeps them, with ids of their own, which `token` makes unique.
+    Raises ApiError (400)."""
     found = list[ConversationItem]()
     for item in sent:
         if (turn := item.turn) is not None:
+            refuse_if(turn.parts, "items", NO_MEDIA)
             item_id = f"{kind_of(turn)}_{token}{len(found)}"
             shown = shown_turn(item_id, turn, developer=isinstance(item, Message) and item.of_developer)
             found.append(ConversationItem(item_id, msgspec.Raw(to_json(shown))))

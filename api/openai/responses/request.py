@@ -32,7 +32,7 @@ from api.openai.fields import (
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
 from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard, Sampling, Task
 from penstock.tools import Tool
-from streaming.jobs.job import Chat, ResponseForm
+from streaming.jobs.job import Chat, ResponseForm, has_media
 
 
 class FlatTool(Function, FunctionTool):
@@ -338,7 +338,7 @@ class CountRequest(InputFields):
     def particulars(self, card: ModelCard | None) -> dict[str, Any]:
         """The tokenizer counts, where it counts as an answer's prompt is counted; else one token is generated."""
         found = super().particulars(card)
-        plain = self.tools_asked is None and not found["reasoning"]
+        plain = self.tools_asked is None and not found["reasoning"] and not has_media(self.prompt_asked)
         can_count = card is not None and card.capabilities.tokenize_chats and plain
         return found | {"task": Task(kind="tokenize") if can_count else None}
 

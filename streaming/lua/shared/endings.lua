@@ -147,15 +147,15 @@ end
 
 -- Fields of a record that the end of its job needs, in the order in which the functions below have them.
 local END_FIELDS = {'state', 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs', 'tenant', 'size',
-  'conversation', 'shared', 'hold'}
+  'conversation', 'shared', 'hold', 'media'}
 
 -- Raise if a reader could not decode the numbers or the runs of an ending job's record: it would then report another end
 -- than this one. `s`: END_FIELDS, the run, and NUMBERS.
 local NUMBERS = {'attempt', 'created', 'claimed', 'started', 'deadline', 'epoch'}
 
 local function check_readable(s)
-  for i = 17, 22 do
-    if s[i] and s[i] ~= '' and not parse_number(s[i]) then error('invalid ' .. NUMBERS[i - 16], 0) end
+  for i = 18, 23 do
+    if s[i] and s[i] ~= '' and not parse_number(s[i]) then error('invalid ' .. NUMBERS[i - 17], 0) end
   end
   if s[6] and s[6] ~= '' and not parse_number(s[6]) then error('invalid keep', 0) end
   local rest = string.gsub(s[10] or '', '[^:;]+:%d+:%d+;', '')
@@ -177,6 +177,11 @@ local function let_go(job, id, s, model, priority, result, prompt, generated)
   if is_idem_key(s[8]) then redis.call('EXPIRE', s[8], keep) end
   if s[13] then end_turn(s[13], id, keep) end
   if s[15] then settle_limits(id, s[15], true, prompt, generated) end
+  -- A failed job may be replayed, and a stored response may be continued.
+  if s[16] then
+    local needed = s[16] == 'keep' or redis.call('HGET', job, 'state') == 'failed'
+    redis.call('EXPIRE', media_key(id), needed and keep or 0)
+  end
 end
 
 -- Count what a job has used for its tenant, model and key and the day (UTC) of its end, `done` in its record. The script that

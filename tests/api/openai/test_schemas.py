@@ -35,7 +35,7 @@ BASES: dict[Any, dict[str, Any]] = {
 }  # fmt: skip
 MODEL = {"model": "m"}
 CANARY = "prompt-canary-5f1d"
-IMAGE = {"type": "input_image", "image_url": "x"}
+IMAGE = {"type": "input_video", "image_url": "x"}
 OUTPUT = {"type": "function_call_output", "call_id": "c"}
 
 
@@ -191,7 +191,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
         ({"messages": [5]}, "messages[0]"), ({"messages": [{"content": "a"}]}, "messages[0].role"),
         ({"messages": [*MESSAGES, {"role": "user"}]}, "messages[1].content"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [said({"type": "text", "text": "a"}, {"type": "image_url"})]}, "messages[0].content[1].type"),
+        ({"messages": [said({"type": "text", "text": "a"}, {"type": "video_url"})]}, "messages[0].content[1].type"),
         ({"messages": [said({"type": "text"})]}, "messages[0].content[0].text"),
         ({"messages": [MESSAGES[0] | {"tool_calls": [CALL]}]}, "messages[0].tool_calls"),
         ({"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL | {"type": "custom"}]}]},

@@ -130,7 +130,7 @@ def test_fields_that_are_ignored_are_named(house: House, client: OpenAI) -> None
     [
         ({"items": [{"role": "user", "content": "x"}] * 21}, "at most 20"),
         ({"items": [{"type": "item_reference", "id": "msg_1"}]}, "item_reference"),
-        ({"items": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "content[0].type"),
+        ({"items": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "content[0].image_url"),
         ({"items": [{"role": "user", "content": "x" * 19_000}, {"role": "user", "content": "y" * 900}]}, "20000 bytes"),
     ],
 )

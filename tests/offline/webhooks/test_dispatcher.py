@@ -28,12 +28,11 @@ from offline.webhooks import (
     WebhookDispatcher,
     WebhookEndpoint,
     after_failure,
-    networks_of,
-    refusal,
     signed_headers,
     with_data,
 )
 from penstock.config import ConfigError, build
+from penstock.guard import networks_of, refusal
 from streaming.batches.store import Batches
 from streaming.events import (
     DeliveryAttempt,

@@ -32,6 +32,7 @@ from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.jobs.conversations import Conversations
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LogName, read_log
+from streaming.jobs.media import MediaLost, MediaStore
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.settings import QuotaSettings
@@ -363,7 +364,8 @@ SENT: Mapping[str, Calls] = {
         DeadLetters(wire).recent(5), DeadLetters(wire).get(LETTER), DeadLetters(wire).drop(LETTER),
         Plans(wire).actions(5), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
-        Queue(wire, Headroom(wire)).shorten_retention([JOB], 5), ConsoleSessions(wire).find("x"),
+        Queue(wire, Headroom(wire)).shorten_retention([JOB], 5, [JOB]), MediaStore(wire).read(JOB, [0]),
+        ConsoleSessions(wire).find("x"),
         Conversations(wire).read(CONVERSATION, TENANT), wire.ask(LEADER),
         wire.ask(VERSION), ApiKeys(wire).read(), ApiKeys(wire).used(), ApiKeys(wire).note_used({"key_1": 1}),
         ApiKeys(wire).change("key_1", lambda key: key), drained(UsageCounts(wire).read([date(1970, 1, 1)])),
@@ -371,7 +373,7 @@ SENT: Mapping[str, Calls] = {
     ],
     "worker": lambda wire: [
         Fleet(wire).cards(), drained(read_log(wire, 0, LOG, 1)),
-        wire.run_ids(), wire.time_us(""), read_identity(wire),
+        wire.run_ids(), wire.time_us(""), read_identity(wire), MediaStore(wire).read(JOB, [0]),
     ],
     "scheduler": lambda wire: [
         Plans(wire).cold_starts(), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
@@ -380,7 +382,7 @@ SENT: Mapping[str, Calls] = {
     "offline": lambda wire: [
         Redeliveries(wire).begin("q", "m"), Redeliveries(wire).settle("q", "m"), Files(wire).known([FILE]),
         Files(wire).expired(5), Queue(wire, Headroom(wire)).known([JOB]),
-        Queue(wire, Headroom(wire)).shorten_retention([JOB], 5),
+        Queue(wire, Headroom(wire)).shorten_retention([JOB], 5, [JOB]), Files(wire).get(FILE, TENANT),
         Batches(wire).forget_expired(5), Batches(wire).states([BATCH]), wire.memory(), Fleet(wire).processes(),
         Fleet(wire).cards(), read_identity(wire), drained(read_log(wire, 0, LOG, 1)),
     ],
@@ -428,7 +430,7 @@ async def heard(store: GuardedHouse, role: str) -> set[tuple[str, str]]:
         fill(root)
         with root.monitor() as monitor:
             for call in SENT[role](wire):
-                with contextlib.suppress(UnknownBatch, UnknownConversation, UnknownFile, UnknownJob):
+                with contextlib.suppress(MediaLost, UnknownBatch, UnknownConversation, UnknownFile, UnknownJob):
                     await call
             await wire.close()
             with Redis.from_url(store.redis_url) as other:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 from penstock.engine import ChatTurn, Request, Sampling
@@ -16,7 +16,7 @@ from penstock.text import counted
 from penstock.tools import Tools
 from streaming.jobs.job import HINTS
 from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
-from workers.engines.upstream.settings import UpstreamSettings
+from workers.engines.upstream.settings import Ability, UpstreamSettings
 
 Row = tuple[str, Sequence[int], int]
 """Text, known token ids, and count of tokens, of what was generated."""
@@ -93,7 +93,8 @@ def _splices(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> list[
     chat = bool(request.turns)
     cannot = "" if facts.prefill else f"{facts.kind} does not continue an assistant's message"
     as_text = Rung.TEXT, "" if isinstance(request.prompt, str) else "the prompt is token ids"
-    return [(Rung.IDS, _without_ids(facts, chat=chat, rows=rows)), (Rung.PREFILL, cannot) if chat else as_text]
+    without_ids = "token ids have no images" if request.has_media else _without_ids(facts, chat=chat, rows=rows)
+    return [(Rung.IDS, without_ids), (Rung.PREFILL, cannot) if chat else as_text]
 
 
 def _without_ids(facts: ServerFacts, *, chat: bool, rows: Sequence[Row]) -> str:
@@ -121,7 +122,8 @@ Prompt = str | list[int] | list[str | int]
 
 def is_prompted(facts: ServerFacts, request: Request, rung: Rung) -> bool:
     """Whether the request goes to /completions, also if it is a conversation."""
-    return not request.turns or rung is Rung.IDS or (facts.template_chat and request.tools is None)
+    rendered = facts.template_chat and request.tools is None and not request.has_media
+    return not request.turns or rung is Rung.IDS or rendered
 
 
 def build(
@@ -417,6 +419,7 @@ def summary(facts: ServerFacts) -> str:
         parts.append("makes vectors")
     if facts.rerank:
         parts.append("ranks documents")
+    parts += [f"has {name}" for name in get_args(Ability) if getattr(facts, name)]
     lacks = {  # what is refused at the API
         "no JSON schemas": not facts.json_schema,
         "no log-probabilities": facts.logprobs < 0,

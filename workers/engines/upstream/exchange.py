@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import secrets
 import time
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote
 
 import msgspec
 
+from penstock.engine import MEDIA_KINDS, Task
 from telemetry import tracing as names
 from telemetry.logs import EventLog
 from telemetry.otlp import Attributes
@@ -23,7 +27,15 @@ from workers.engines.upstream import continuation
 from workers.engines.upstream.continuation import FROM_BEGINNING, Rung
 from workers.engines.upstream.endpoints import ServerEndpoint, ServerSlot, retry_after_s
 from workers.engines.upstream.generation import StreamReader, UpstreamGeneration, text_of_rows
-from workers.engines.upstream.http import ASK_S, NO_HEADERS, BrokenReply, ConnectError, UpstreamConnection
+from workers.engines.upstream.http import (
+    ASK_S,
+    EXCESS,
+    NO_HEADERS,
+    BrokenReply,
+    ConnectError,
+    Reply,
+    UpstreamConnection,
+)
 from workers.engines.upstream.reply import Count, End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status
 from workers.engines.upstream.server import DEFAULT_CONTEXT, LOOKUP
 
@@ -43,7 +55,9 @@ MAX_VAIN = 2
 """A generation that brought nothing new so often in a row is given up: it ended there without a finish reason."""
 LOOKUP_S = 3.0
 """For a server's answer whether it keeps a generation."""
-PATHS = {"embed": "/embeddings", "rerank": "/rerank", "tokenize": "/tokenize", "detokenize": "/detokenize"}
+PATHS = {"embed": "/embeddings", "rerank": "/rerank", "tokenize": "/tokenize", "detokenize": "/detokenize",
+         "transcribe": "/audio/transcriptions", "translate": "/audio/translations",
+         "draw": "/images/generations", "edit": "/images/edits"}  # fmt: skip
 BASE64 = ("openai", "vllm", "sglang", "llama-server")
 """Kinds that give vectors as base64."""
 TOO_LARGE = b"is too large to process"
@@ -238,18 +252,27 @@ class Exchange:
 
     async def _ask(self, path: str, body: Any, limit_s: float = ASK_S, trace: str = "", *, based: bool = False) -> Any:
         """An answer of the server's own, as an object. `based`: as of UpstreamClient.ask. Raises Unprepared."""
+        found = (await self._reply(path, body, "", limit_s, trace, based=based)).json()
+        if not isinstance(found, Mapping):
+            raise Unprepared(by_cut(f"{path} gave no object"))
+        return found
+
+    async def _reply(self, path: str, body: Any, kind: str, limit_s: float, trace: str, *, based: bool) -> Reply:
+        """The server's whole reply. `kind`: the media type of the body; "": JSON. Raises Unprepared."""
+        more = {TRACEPARENT: trace} | ({"Content-Type": kind} if kind else {})
         try:
-            reply = await self._client.ask("POST", path, body, self._secret, limit_s, {TRACEPARENT: trace}, based=based)
-        except (ConnectError, BrokenReply) as error:
-            raise Unprepared(by_cut(f"{path}: {error}", "unsent" if isinstance(error, ConnectError) else "")) from None
+            reply = await self._client.ask("POST", path, body, self._secret, limit_s, more, based=based)
+        except BrokenReply as error:
+            if str(error) == EXCESS:  # each further one would be as long
+                raise Unprepared(ReplyOutcome(End.FAILED, f"{EXCESS}: ask for less", status=400)) from None
+            raise Unprepared(by_cut(f"{path}: {error}")) from None
+        except ConnectError as error:
+            raise Unprepared(by_cut(f"{path}: {error}", "unsent")) from None
         self._slot.key.note(reply.headers, time.monotonic(), time.time())
         if reply.status != 200:
             outcome = by_status(400 if TOO_LARGE in reply.body else reply.status, reply.body)
             raise Unprepared(replace(outcome, retry_s=retry_after_s(reply.headers, time.time())))
-        found = reply.json()
-        if not isinstance(found, Mapping):
-            raise Unprepared(by_cut(f"{path} gave no object"))
-        return found
+        return reply
 
     # --- tasks -----------------------------------------------------------------------------------------------------
 
@@ -257,11 +280,15 @@ class Exchange:
         """Have the server answer a task."""
         request, facts, task = self._request, self._facts, self._request.task
         assert task is not None
-        if request.turns and not facts.chat_ids:
+        if request.turns and not facts.chat_ids and task.kind not in MEDIA_KINDS:
             words = "it tokenizes no conversations: send its text as prompt"
             return ReplyOutcome(End.FAILED, words, status=400, param="messages")
         path, limit_s = PATHS[task.kind], self._settings.first_token_s if task.computes else ASK_S
         try:
+            if task.kind in MEDIA_KINDS:
+                reply = await self._reply(path, *self._form(task), limit_s, trace, based=True)
+                self._generation.answer(*forwarded(reply, task))
+                return ReplyOutcome(End.DONE, finish="stop")
             found = await self._ask(path, await self._task_body(), limit_s, trace, based=task.computes)
             self._generation.answer(*self._task_answer(found))
         except Unprepared as error:
@@ -270,6 +297,15 @@ class Exchange:
             log.warning("%s: a task: %s", self._endpoint.url, type(error).__name__)
             return by_malformed(f"reply to {task.kind}")
         return ReplyOutcome(End.DONE, finish="stop")
+
+    def _form(self, task: Task) -> tuple[Any, str]:
+        """Body and media type of a request with files, or for images."""
+        turn, withheld = self._request.turns[0], self._settings.withhold_fields
+        given = continuation.passed(self._facts, self._request, withheld) | task.options | {"model": self._facts.model}
+        given |= {"prompt": turn.content} if turn.content else {}
+        if not turn.parts:
+            return given, ""
+        return form_data(given, [part["file"] for part in turn.parts if part["type"] == "file"])
 
     async def _task_body(self) -> dict[str, Any]:
         """Raises Unprepared."""
@@ -384,6 +420,38 @@ class KeptReply(msgspec.Struct):
     conversation_id: str
     started_at: float
     """Unix time of the server."""
+
+
+def form_data(given: Mapping[str, Any], files: Sequence[Mapping[str, str]]) -> tuple[msgspec.Raw, str]:
+    """A form of these fields and files, and its media type. A list is a field `x[]` for each of its values."""
+    boundary = f"penstock-{secrets.token_hex(16)}"
+    pairs = [(f"{name}[]" if isinstance(value, list) else name, each) for name, value in given.items()
+             for each in (value if isinstance(value, list) else [value])]  # fmt: skip
+    body = bytearray()
+    for name, value in pairs:
+        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        body += _form_head(boundary, name) + b"\r\n" + text.encode() + b"\r\n"
+    for file in files:
+        start, _, data = file["file_data"].partition(",")
+        about = f'; filename="{quote(file["filename"])}"\r\nContent-Type: {start[5:].partition(";")[0]}\r\n'
+        body += _form_head(boundary, file["field"], about) + b"\r\n" + b64decode(data) + b"\r\n"
+    return msgspec.Raw(bytes(body + f"--{boundary}--\r\n".encode())), f"multipart/form-data; boundary={boundary}"
+
+
+def _form_head(boundary: str, name: str, about: str = "\r\n") -> bytes:
+    return f'--{boundary}\r\nContent-Disposition: form-data; name="{quote(name, safe="[]")}"{about}'.encode()
+
+
+def forwarded(reply: Reply, task: Task) -> tuple[str, int | None]:
+    """The reply to a task of MEDIA_KINDS, and the tokens of its prompt, if it counts them. Raises ValueError."""
+    text, found = reply.body.decode(), reply.json()
+    if not isinstance(found, Mapping):
+        if task.options.get("response_format") not in ("text", "srt", "vtt"):
+            raise ValueError("no object")
+        return text, 0
+    usage = found.get("usage")
+    count = usage.get("input_tokens", usage.get("prompt_tokens")) if isinstance(usage, Mapping) else 0
+    return text, msgspec.convert(count or 0, Count)
 
 
 def read_text(found: Mapping[str, Any]) -> str:

@@ -676,5 +676,5 @@ class UpstreamClient:
             "Content-Length": "" if method == "GET" else str(len(body)),
             "Authorization": f"Bearer {key}" if key else "",
         }
-        lines = [f"{name}: {value}\r\n" for name, value in (*headers.items(), *more.items()) if value]
+        lines = [f"{name}: {value}\r\n" for name, value in {**headers, **more}.items() if value]
         return f"{method} {path} HTTP/1.1\r\n{''.join(lines)}\r\n".encode("latin-1") + body

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from penstock.engine import CHARACTERS_PER_TOKEN, ModelCard, Piece, Request
-from streaming.jobs.job import HINTS
+from streaming.jobs.job import HINTS, SENSES
 from telemetry.tracing import NO_TRACING
 from workers.engines.upstream.endpoints import ANSWERS_S, REFUSED_S, Fault, ServerEndpoint, ServerSlot, UpstreamModel
 from workers.engines.upstream.exchange import Exchange, home_of, stop_by_name, stop_generation
@@ -49,11 +49,12 @@ def suits(card: ModelCard, request: Request) -> bool:
     alone."""
     sampling, can, turns, tools = request.sampling, card.capabilities, request.turns, request.tools
     has_calls = any(turn.calls or turn.call_id for turn in turns) or (tools is not None and not tools.forced)
-    limit = sampling.max_tokens or 0
+    limit, kinds = sampling.max_tokens or 0, {part["type"] for turn in turns for part in turn.parts}
     lacks = (
         request.task is not None or request.ids or sampling.logit_bias or request.adapter,
         isinstance(request.prompt, str) and not can.text_prompts,
         turns and not can.chat,
+        any(not getattr(can, SENSES[kind][0]) for kind in kinds - {"text"}),
         sampling.logprobs is not None and sampling.logprobs > can.logprobs,
         sampling.json_schema is not None and not can.json_schema,
         (sampling.presence_penalty or sampling.frequency_penalty) and not can.penalties,

@@ -248,6 +248,8 @@ class ServerProbe:
                 raise ProbeFailed(f"it is not ready (HTTP {reply.status} of /health)")
             template = str(props.get("chat_template") or "")
             known |= {"chat_ids": "template" if template else "", "tools": "tools" in template}
+            senses = _object(props.get("modalities"))
+            known |= {"images": senses.get("vision") is True, "audio": senses.get("audio") is True}
             known |= {"reasoning": END in template, "reasoning_effort": any(each in template for each in EFFORT_NAMES)}
             if isinstance(await self._tried(LOOKUP, {"conversation_ids": []}), list):
                 known["reattach"] = "stream"  # it gives a reply again that it keeps under a name
@@ -269,7 +271,7 @@ class ServerProbe:
             facts = msgspec.structs.replace(facts, **await self._tasks(facts.model))
         wanted = self._settings.reasoning
         hides = {} if wanted is None else {"reasoning": wanted, "hides_reasoning": not wanted}
-        return msgspec.structs.replace(facts, **hides)
+        return msgspec.structs.replace(facts, **hides, **dict.fromkeys(self._settings.abilities, True))
 
     async def _tasks(self, model: str) -> dict[str, Any]:
         """What a try shows of vectors and rankings."""

@@ -14,6 +14,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Kind = Literal["", "vllm", "sglang", "llama-server", "trtllm", "tgi", "ollama", "mistral", "deepseek", "openai",
                "penstock", "other"]  # fmt: skip
 
+Ability = Literal["images", "audio", "files", "transcribe", "draw"]
 ENVIRONMENT = "environment"
 """The value of `proxy` that takes the proxy from the variables."""
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -47,6 +48,9 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: bool | None = None
     """Show the reasoning of all chats, in `reasoning_content`. null: of llama-server if its template has reasoning, of
     others for requests with `reasoning_effort`. Answers that may hold it are continued only on llama-server."""
+    abilities: tuple[Ability, ...] = ()
+    """What the model takes, or gives, beside text, in addition to what a llama-server or another Penstock says of it.
+    Other servers do not say."""
     withhold_fields: tuple[str, ...] = ()
     """Fields of a request that are not passed on to the server, although Penstock does not read them, such as
     "web_search_options"; "*": all of them. What Penstock manages, and what could reach other tenants' data or other

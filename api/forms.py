@@ -1,0 +1,104 @@
+"""POST /v1/audio/transcriptions, /v1/audio/translations and /v1/images/edits: forms with files, which become jobs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from api.admission import Admitted, accept, header, prepare, read_request
+from api.chat import JobEndpoint
+from api.openai import errors
+from api.openai.schemas import FormRequest, Kind
+from api.services import Services
+from api.stream.reply import WholeReply
+from streaming.jobs.codec import Delta, Terminal
+
+MAX_FILES, MAX_FIELDS = 16, 64
+MAX_OVERHEAD_BYTES = 64 * 1024
+"""Bytes of a body besides its files."""
+PLAIN = ("text", "srt", "vtt")
+"""Formats of transcripts that are no JSON."""
+
+
+async def admit_form(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:
+    """As `admit`, for a form. A repeated one is known by its fields and files: clients draw a boundary each time."""
+    fields, files = await _read(Request(scope, receive), services.media_settings.max_request_bytes + MAX_OVERHEAD_BYTES)
+    fields |= {name: _number(fields[name]) for name in ("temperature", "n") if name in fields}
+    body = msgspec.json.encode(fields)
+    asked = read_request(services, scope["state"], kind, body)
+    assert isinstance(asked, FormRequest)
+    errors.refuse_if(not files, "image" if kind == "image_edit" else "file", "is required")
+    asked.attach(files)
+    prepared = prepare(services, scope["state"]["caller"], asked, waits=waits)
+    if header(scope, b"idempotency-key"):
+        body += b"".join([hashlib.sha256(part["file"]["file_data"]).digest() for part in files])
+    return await accept(services, scope, prepared, body, waits=waits)
+
+
+class FormReply(WholeReply):
+    """Sends a transcript that is no JSON as it is."""
+
+    @property
+    def _is_plain(self) -> bool:
+        return self._job.task is not None and self._job.task.options.get("response_format") in PLAIN
+
+    async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
+        body = await super()._whole(terminal, rows)
+        return str(msgspec.json.decode(body)["text"]).encode() if self._is_plain else body
+
+    async def _send(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+        kind = {"content-type": "text/plain; charset=utf-8"} if status == 200 and self._is_plain else {}
+        await super()._send(send, status, body, headers | kind)
+
+
+class FormEndpoint(JobEndpoint):
+    """As JobEndpoint, for a request that is a form."""
+
+    admit, whole = staticmethod(admit_form), FormReply
+
+
+async def _read(request: Request, limit: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The fields of a form, those named `x[]` as the list x, and its files as parts of a turn. Raises ApiError."""
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise errors.unsupported_upload()
+
+    async def stream() -> AsyncGenerator[bytes, None]:
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise errors.payload_too_large(limit, "[media] max_request_bytes")
+            yield chunk
+
+    fields, files = dict[str, Any](), list[dict[str, Any]]()
+    try:
+        form = await MultiPartParser(request.headers, stream(), max_files=MAX_FILES, max_fields=MAX_FIELDS).parse()
+    except MultiPartException as error:
+        raise errors.invalid_request(f"The body is not valid multipart/form-data: {error.message}.") from None
+    try:
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                own = {"file_data": await value.read(), "filename": (value.filename or name)[:255], "field": name[:64]}
+                files.append({"type": "file", "file": own})
+            elif name.endswith("[]"):
+                fields.setdefault(name[:-2], []).append(value)
+            else:
+                fields[name] = value
+    finally:
+        await form.close()
+    return fields, files
+
+
+def _number(text: Any) -> Any:
+    """A number of a form; a text that is none is left to the schema."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return text

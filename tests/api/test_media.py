@@ -1,0 +1,469 @@
+"""Images, recordings and documents in requests: what is refused, what a model's server gets, and what is kept."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_in_process import LocalApi, api_in_process, key_of
+from fake_upstream import ANSWER, MODEL, FakeUpstream, Fault, serving
+from flow import until
+from http_serving import QuietHandler, serving_http
+from sim_worker import Running, has_deltas, lose_lease, recorder
+from upstream_bench import FAST
+from upstream_worker import StartUpstream, start_upstream
+
+from api.openai.content import input_rules
+from api.openai.media import MediaReader
+from api.settings import ApiSettings, MediaSettings
+from penstock.content import ContentSettings
+from streaming.fleet.settings import ModelSettings
+from streaming.jobs.settings import QuotaSettings
+from streaming.redis.client import RedisClient
+from workers.engines.upstream.settings import UpstreamSettings
+
+__all__ = ["recorder", "start_upstream"]  # fixtures
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(200))
+GIF = b"GIF89a" + b"\0" * 40
+WAV = b"RIFF\x24\0\0\0WAVEfmt " + b"\0" * 40
+MP3 = b"ID3\x04" + b"\0" * 40
+PDF = b"%PDF-1.7\n" + b"\xff\0" * 30
+TEXT = b"It is 42."
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{b64(data)}"
+
+
+def image(data: bytes = PNG, kind: str = "image/png", **more: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url(data, kind), **more}}
+
+
+def audio(data: bytes = WAV, form: str = "wav") -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": b64(data), "format": form}}
+
+
+def document(data: bytes = PDF, kind: str = "application/pdf") -> dict[str, Any]:
+    return {"type": "file", "file": {"file_data": url(data, kind), "filename": "a.pdf"}}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def said(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": "sim", "messages": [{"role": "user", "content": list(parts)}], **more}
+
+
+class Place:
+    """An API process, a worker, and the server that it is in front of."""
+
+    def __init__(self, api: LocalApi, start: StartUpstream, upstream: FakeUpstream) -> None:
+        self.api, self._start, self.upstream = api, start, upstream
+        self.inputs: tuple[Any, ...] = ("images", "audio", "files", "transcribe", "draw")
+
+    async def work(self) -> None:
+        settings = UpstreamSettings(**FAST, urls=(self.upstream.url,), name=MODEL, abilities=self.inputs)  # type: ignore[arg-type]
+        running, services = await self._start(settings, model="sim"), self.api.services
+        self.running: Running = running
+        services.models = {"sim": ModelSettings(engine="upstream")}
+        await services.fleet.publish_card(running.worker._card)
+        services.cards = await services.fleet.cards()
+
+    async def chat(self, *parts: dict[str, Any], **more: Any) -> Any:
+        return await self.api.post("/v1/chat/completions", said(*parts, **more))
+
+    async def refused(self, *parts: dict[str, Any], **more: Any) -> tuple[str, str]:
+        """The field and the words of a refusal."""
+        reply = await self.chat(*parts, **more)
+        error = reply.json()["error"]
+        assert reply.status_code == 400, reply.text
+        return error["param"], error["message"]
+
+    @property
+    def got(self) -> Any:
+        """The content of the last message that the server got."""
+        return self.upstream.sent[-1].body["messages"][-1]["content"]
+
+    async def kept(self) -> list[str]:
+        """The media that the store has."""
+        redis = self.api.services.store_client.redis
+        return [key.decode() async for key in redis.scan_iter("penstock:{*}:media:*")]
+
+
+@pytest.fixture
+async def place(wire: RedisClient, start_upstream: StartUpstream, tmp_path: Path) -> AsyncIterator[Place]:
+    upstream = FakeUpstream("vllm")
+    keys = {"a": key_of("sk-a", "a"), "b": key_of("sk-b", "b")}
+    async with (
+        serving(upstream),
+        api_in_process(RedisClient.open(wire.settings), keys, files=tmp_path) as api,
+    ):
+        api.client.headers["Authorization"] = "Bearer sk-a"
+        place = Place(api, start_upstream, upstream)
+        await place.work()
+        yield place
+
+
+def set_media(place: Place, **settings: Any) -> None:
+    services = place.api.services
+    services.media = MediaReader(MediaSettings(**settings), services.store_client, services.file_store)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_gets_all_as_it_was_sent(place: Place, stream: bool) -> None:
+    """Images with their details, recordings and documents, in their places; nothing stays once the job has ended."""
+    parts = [text("what"), image(detail="low"), audio(), audio(MP3, "mp3"), document(), text("is it?")]
+    reply = await place.chat(*parts, max_tokens=3, stream=stream)
+    assert reply.status_code == 200 and ANSWER[2] in reply.text
+    assert place.got == parts and await place.kept() == []
+
+
+async def test_equal_bytes_are_kept_once_and_beside_the_record(place: Place) -> None:
+    place.upstream.open.clear()
+    job = (await place.api.post("/v1/jobs", said(image(), image(GIF, "image/gif"), image(), n=2, max_tokens=3))).json()
+    (key,) = await place.kept()
+    redis, services = place.api.services.store_client.redis, place.api.services
+    assert await redis.hgetall(key) == {b"0": PNG, b"1": GIF}
+    record = await services.job_reader.outline(job["id"])
+    assert record.job.media and b64(PNG) not in str(await redis.hgetall(key.replace("media", "job")))
+    place.upstream.open.set()
+    ended = (await place.api.client.get(f"/v1/jobs/{job['id']}?wait=20&include=input")).json()
+    assert ended["status"] == "completed" and len(ended["result"]["choices"]) == 2
+    assert [part["image_url"]["url"] for part in ended["input"]["messages"][0]["content"]] == [
+        "media:0", "media:1", "media:0",
+    ]  # fmt: skip
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (image(GIF), "image_url.url", "first bytes are of image/gif"),
+    (image(b"plain"), "image_url.url", "is none of image/png"),
+    (image(PDF, "application/pdf"), "image_url.url", "is none of image/png"),
+    (audio(MP3), "input_audio.data", "first bytes are of audio/mpeg"),
+    (audio(PNG), "input_audio.data", "is none of audio/wav"),
+    (document(PNG), "file.file_data", "is none of application/pdf"),
+    (document(b"\xff\xfe\0", "text/plain"), "file.file_data", "is none of application/pdf"),
+    ({"type": "image_url", "image_url": {"url": "data:image/png;base64,%%%%"}}, "image_url.url", "valid base64"),
+    ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "image_url.url", "data: URL with base64"),
+    ({"type": "image_url", "image_url": {"url": "media:0"}}, "image_url.url", "data: URL"),
+    ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "image_url.url", "data: URL"),
+    ({"type": "input_audio", "input_audio": {"data": "media:0", "format": "wav"}}, "input_audio.data", "base64"),
+    ({"type": "image_url", "image_url": {"url": "https://a.example/x.png"}}, "image_url.url", "[media] links"),
+    ({"type": "file", "file": {"file_id": "file-000"}}, "file.file_id", "names no file of yours"),
+    ({"type": "file", "file": {}}, "file", "file_data or file_id"),
+    ({"type": "input_audio"}, "input_audio", "is required"),
+]
+
+
+@pytest.mark.parametrize(("part", "field", "words"), REFUSED)
+async def test_what_is_wrong_is_named(place: Place, part: dict[str, Any], field: str, words: str) -> None:
+    param, message = await place.refused(text("a"), part)
+    assert param.startswith("messages[0].content[1]") and param.endswith(field) and words in message
+    assert place.upstream.sent == [] and await place.kept() == []
+
+
+async def test_bounds_of_size_and_count(place: Place) -> None:
+    """Each names its setting. A body may be larger than others only by its media."""
+    set_media(place, max_bytes=1024, max_request_bytes=1500, max_parts=3)
+    assert "[media] max_bytes" in (await place.refused(image(PNG + bytes(1000))))[1]
+    assert "[media] max_parts" in (await place.refused(*[image()] * 4))[1]
+    two = [image(PNG + bytes([each]) * 800) for each in (1, 2)]
+    assert "[media] max_request_bytes" in (await place.refused(*two))[1]
+    assert (await place.chat(image(), image(), image(), max_tokens=1)).status_code == 200
+    set_media(place)
+    place.api.services.settings = ApiSettings(body_limit=4096)
+    assert (await place.chat(image(PNG + bytes(9000)), max_tokens=1)).status_code == 200
+    for parts in ([image(), text("a" * 5000)], [text("a" * 5000)]):
+        assert (await place.chat(*parts)).status_code == 413
+    place.api.services.cards = {}
+    assert (await place.chat(image(PNG + bytes(9000)), max_tokens=1)).status_code == 413
+
+
+@pytest.mark.parametrize(("lacks", "part"), [("images", image()), ("audio", audio()), ("files", document())])
+async def test_a_model_without_it_is_said_so(place: Place, lacks: str, part: dict[str, Any]) -> None:
+    place.inputs = tuple({"images", "audio", "files"} - {lacks})
+    await place.work()
+    param, message = await place.refused(text("a"), part)
+    assert param == "messages" and lacks in message and "GET /v1/models" in message
+    card = (await place.api.client.get("/v1/models/sim")).json()["capabilities"]
+    assert [name for name in ("images", "audio", "files") if not card[name]] == [lacks]
+
+
+async def test_plain_text_becomes_a_part_of_the_conversation(place: Place) -> None:
+    """So every model reads it."""
+    place.inputs = ()
+    await place.work()
+    for kind in ("text/plain", "text/markdown", "application/json"):
+        assert (await place.chat(text("Read: "), document(TEXT, kind), max_tokens=1)).status_code == 200
+        assert place.got == "Read: It is 42."
+
+
+async def test_a_file_is_its_tenants(place: Place) -> None:
+    """By its id it may stand for an image or a document; another tenant has no such file."""
+    ids = []
+    for name, data in (("a.png", PNG), ("b.pdf", PDF)):
+        sent = {"file": (name, data)}
+        made = await place.api.client.post("/v1/files", data={"purpose": "user_data"}, files=sent)
+        assert made.status_code == 200, made.text
+        ids.append(made.json()["id"])
+    parts = [{"type": "input_image", "file_id": ids[0]}, {"type": "input_file", "file_id": ids[1]}]
+    asked = {"model": "sim", "input": [{"role": "user", "content": parts}], "max_output_tokens": 1}
+    assert (await place.api.post("/v1/responses", asked)).status_code == 200
+    shown = {"type": "file", "file": {"filename": "b.pdf", "file_data": url(PDF, "application/pdf")}}
+    assert place.got == [image(), shown]
+    reply = await place.api.post("/v1/responses", asked, Authorization="Bearer sk-b")
+    assert reply.status_code == 400 and "names no file of yours" in reply.text
+
+
+async def test_a_response_is_continued_with_its_images(place: Place) -> None:
+    """Also one that refers to an item; another tenant cannot. Without `store` nothing stays."""
+    part = {"type": "input_image", "image_url": url(PNG), "detail": "high"}
+    asked = {"model": "sim", "input": [{"role": "user", "content": [part]}], "max_output_tokens": 2}
+    first = (await place.api.post("/v1/responses", asked)).json()
+    assert len(await place.kept()) == 1
+    items = (await place.api.client.get(f"/v1/responses/{first['id']}/input_items")).json()["data"]
+    assert items[0]["content"] == [{"type": "input_image", "detail": "high", "image_url": None, "file_id": None}]
+    then = {"model": "sim", "input": "and?", "previous_response_id": first["id"], "max_output_tokens": 2}
+    for _ in range(2):
+        second = await place.api.post("/v1/responses", then)
+        assert second.status_code == 200, second.text
+        assert place.upstream.sent[-1].body["messages"][0]["content"] == [image(detail="high")]
+        then["previous_response_id"] = second.json()["id"]
+    named = {"model": "sim", "input": [{"type": "item_reference", "id": items[0]["id"]}], "max_output_tokens": 2}
+    assert (await place.api.post("/v1/responses", named)).status_code == 200
+    assert place.got == [image(detail="high")]
+    for body in (then, named):
+        assert (await place.api.post("/v1/responses", body, Authorization="Bearer sk-b")).status_code in (400, 404)
+    for each in await place.kept():
+        await place.api.services.store_client.redis.delete(each)
+    lost = await place.api.post("/v1/responses", then)
+    assert lost.status_code == 400 and "no longer kept" in lost.text
+    assert (await place.api.post("/v1/responses", {**asked, "store": False})).status_code == 200
+    assert await place.kept() == []
+
+
+async def test_a_deleted_response_leaves_nothing(place: Place) -> None:
+    part = {"type": "input_image", "image_url": url(PNG)}
+    asked = {"model": "sim", "input": [{"role": "user", "content": [part]}], "max_output_tokens": 2}
+    made = (await place.api.post("/v1/responses", asked)).json()
+    assert (await place.api.client.delete(f"/v1/responses/{made['id']}")).status_code == 200
+    assert await place.kept() == []
+
+
+async def test_a_conversation_keeps_no_images_and_says_so(place: Place) -> None:
+    part = {"role": "user", "content": [{"type": "input_image", "image_url": url(PNG)}]}
+    refused = await place.api.post("/v1/conversations", {"items": [part]})
+    assert refused.status_code == 400 and "previous_response_id" in refused.text
+    made = (await place.api.post("/v1/conversations", {})).json()["id"]
+    reply = await place.api.post("/v1/responses", {"model": "sim", "input": [part], "conversation": made})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input")
+
+
+async def test_links_are_fetched_only_from_where_they_may_lead(place: Place) -> None:
+    """Public addresses, or those of the settings; a redirect too."""
+    shown: list[tuple[int, bytes, dict[str, str]]] = []
+
+    class Handler(QuietHandler):
+        def do_GET(self) -> None:  # noqa: N802 - the name http.server looks for
+            status, body, headers = shown.pop(0)
+            self.send_response(status)
+            for name, value in {"content-length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+    with serving_http(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        there = f"http://127.0.0.1:{server.server_port}/a.png"
+        link = {"type": "image_url", "image_url": {"url": there}}
+        moved = (302, b"", {"location": "/b.png"})
+        here = {"links": "fetch", "networks": ("127.0.0.0/8",)}
+        set_media(place, links="fetch")
+        assert "not public" in (await place.refused(link))[1]
+        set_media(place, **here)
+        for shown in ([(200, PNG, {})], [moved, (200, PNG, {})]):
+            assert (await place.chat(link, max_tokens=1)).status_code == 200 and shown == []
+            assert place.got == [image()]
+        for shown, words in (
+            ([(200, PDF, {})], "is none of image/png"),
+            ([(404, b"", {})], "answered 404"),
+            ([moved] * 4, "redirects"),
+            ([(302, b"", {"location": "http://[::1]:1/"})], "not public"),
+            ([(302, b"", {"location": "file:///etc/passwd"})], "could not be fetched"),
+        ):
+            assert words in (await place.refused(link))[1] and shown == []
+        set_media(place, **here, max_bytes=1024)
+        shown = [(200, PNG + bytes(2000), {})]
+        assert "[media] max_bytes" in (await place.refused(link))[1]
+        set_media(place, links="pass")
+        assert (await place.chat(link, max_tokens=1)).status_code == 200
+        assert place.got == [link]
+
+
+async def test_a_key_covers_its_images(place: Place) -> None:
+    """The same request is one job; another image is another request."""
+    first = await place.api.post("/v1/jobs", said(image(), max_tokens=1), Idempotency_Key="k")
+    again = await place.api.post("/v1/jobs", said(image(), max_tokens=1), Idempotency_Key="k")
+    assert first.json()["id"] == again.json()["id"]
+    other = await place.api.post("/v1/jobs", said(image(GIF, "image/gif"), max_tokens=1), Idempotency_Key="k")
+    assert other.status_code in (409, 422)
+
+
+async def test_media_count_as_bytes_of_their_request(place: Place) -> None:
+    """In quotas, and in the share of the store."""
+    place.api.services.general_quotas = QuotaSettings(job_bytes=5000)
+    assert (await place.chat(image(), max_tokens=1)).status_code == 200
+    reply = await place.chat(image(PNG + bytes(5000)), max_tokens=1)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (429, "quota_exceeded")
+    assert await place.kept() == []
+
+
+async def test_content_rules_look_at_the_texts_around(place: Place) -> None:
+    rules = {"r": ContentSettings(deny=("falcon", b64(PNG)[20:60]), action="redact", default=True)}
+    place.api.services.content = input_rules(rules, {}, place.api.services.metrics)
+    parts = [text("a falcon"), image(), document(b"no falcon", "text/plain")]
+    assert (await place.chat(*parts, max_tokens=1)).status_code == 200
+    assert place.got == [text("a [redacted: r]"), image(), text("no [redacted: r]")]
+
+
+async def test_another_worker_goes_on_with_the_image(place: Place) -> None:
+    """After the loss of the first one in the middle of the answer: with what was shown, and the image."""
+    place.upstream.step_s = 0.02
+    job = (await place.api.post("/v1/jobs", said(image(), max_tokens=60))).json()["id"]
+    store = place.api.services.store_client
+    await until(lambda: has_deltas(store, job, 5))
+    await lose_lease(store, place.running.worker)
+    await place.work()
+    ended = (await place.api.client.get(f"/v1/jobs/{job}?wait=20")).json()
+    assert ended["status"] == "completed"
+    assert ended["result"]["choices"][0]["message"]["content"] == "".join(ANSWER[:60])
+    first, last = place.upstream.sent[0].body["messages"], place.upstream.sent[-1].body["messages"]
+    assert len(place.upstream.sent) == 2 and first[0] == last[0]
+    assert last[0]["content"] == [image()] and last[1]["role"] == "assistant"
+
+
+async def test_lost_media_end_the_job(place: Place) -> None:
+    """With words for its owner."""
+    place.running.worker._claimer.hold(60_000)
+    job = (await place.api.post("/v1/jobs", said(image(), max_tokens=1))).json()["id"]
+    (key,) = await place.kept()
+    await place.api.services.store_client.redis.delete(key)
+    place.running.worker._claimer.hold(0)
+    ended = (await place.api.client.get(f"/v1/jobs/{job}?wait=20")).json()
+    assert (ended["status"], ended["error"]["code"]) == ("failed", "media_lost")
+    assert place.upstream.sent == []
+
+
+# --- transcripts and images ------------------------------------------------------------------------------------------
+
+
+async def form(place: Place, path: str, files: Any, headers: dict[str, str] | None = None, **fields: Any) -> Any:
+    data = {"model": "sim"} | fields
+    return await place.api.client.post(path, data=data, files=files, headers=headers)
+
+
+TRANSCRIPTS = "/v1/audio/transcriptions"
+
+
+async def test_a_recording_is_written_down(place: Place) -> None:
+    """The server gets the fields and the file; nothing stays."""
+    fields = {"language": "en", "temperature": "0.5", "timestamp_granularities[]": ["word"], "prompt": "names: Ada"}
+    reply = await form(place, TRANSCRIPTS, {"file": ("a b.wav", WAV)}, **fields)
+    assert reply.status_code == 200 and reply.json() == {"text": "hello"} and reply.headers["x-job-id"]
+    sent = place.upstream.sent[-1]
+    assert sent.path == TRANSCRIPTS and sent.body == {
+        "model": MODEL, "language": "en", "temperature": "0.5", "timestamp_granularities[]": "word",
+        "prompt": "names: Ada", "file": ("a%20b.wav", "audio/wav", WAV),
+    }  # fmt: skip
+    assert await place.kept() == []
+    assert (await form(place, "/v1/audio/translations", {"file": ("a.mp3", MP3)})).status_code == 200
+    assert place.upstream.sent[-1].path == "/v1/audio/translations"
+
+
+@pytest.mark.parametrize("kind", ["text", "srt", "vtt", "verbose_json"])
+async def test_a_transcript_has_the_form_that_was_asked_for(place: Place, kind: str) -> None:
+    """As it is, where that is no JSON; a job's result has its text."""
+    place.upstream.made = "1\n00:00 --> 00:01\nhello" if kind != "verbose_json" else {"text": "hello", "words": []}
+    reply = await form(place, TRANSCRIPTS, {"file": ("a.wav", WAV)}, response_format=kind)
+    if kind == "verbose_json":
+        assert reply.json() == place.upstream.made
+        return
+    assert reply.text == place.upstream.made and reply.headers["content-type"].startswith("text/plain")
+    job = await form(place, TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"Prefer": "respond-async"}, response_format=kind)
+    assert job.status_code == 202
+    ended = (await place.api.client.get(f"/v1/jobs/{job.json()['id']}?wait=20")).json()
+    assert ended["status"] == "completed" and ended["result"] == {"text": place.upstream.made}
+
+
+async def test_images_are_drawn_and_edited(place: Place) -> None:
+    """Also as jobs; two servers' breaks cost nothing but time."""
+    place.upstream.made = {"created": 1, "data": [{"b64_json": b64(PNG)}], "usage": {"input_tokens": 7}}
+    asked = {"model": "sim", "prompt": "a cat", "n": 1, "size": "1024x1024", "background": "transparent"}
+    place.upstream.faults.append(Fault(reset=True))
+    reply = await place.api.post("/v1/images/generations", asked)
+    assert reply.status_code == 200 and reply.json() == place.upstream.made
+    assert place.upstream.sent[-1].body == asked | {"model": MODEL}
+    files = [("image[]", ("a.png", PNG)), ("mask", ("m.png", PNG))]
+    reply = await form(place, "/v1/images/edits", files, prompt="a dog", n="1")
+    assert reply.status_code == 200, reply.text
+    assert place.upstream.sent[-1].body == {
+        "model": MODEL, "prompt": "a dog", "n": "1",
+        "image[]": ("a.png", "image/png", PNG), "mask": ("m.png", "image/png", PNG),
+    }  # fmt: skip
+    job = (await place.api.post("/v1/jobs", asked | {"endpoint": "/v1/images/generations"})).json()
+    ended = (await place.api.client.get(f"/v1/jobs/{job['id']}?wait=20")).json()
+    assert ended["status"] == "completed" and ended["result"] == place.upstream.made
+
+
+async def test_what_is_wrong_with_a_form_is_named(place: Place) -> None:
+    wrong: list[tuple[str, Any, dict[str, Any], str]] = [
+        (TRANSCRIPTS, {"file": ("a.wav", PNG)}, {}, "file"),
+        (TRANSCRIPTS, {"other": (None, "x")}, {}, "file"),
+        (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"response_format": "xml"}, "response_format"),
+        (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"temperature": "hot"}, "temperature"),
+        (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"stream": "true"}, "stream"),
+        ("/v1/images/edits", {"image": ("a.png", WAV)}, {"prompt": "a"}, "image"),
+        ("/v1/images/edits", {"image": ("a.png", PNG)}, {}, "prompt"),
+    ]
+    for path, files, fields, param in wrong:
+        reply = await form(place, path, files, **fields)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param), reply.text
+    assert (await place.api.post(TRANSCRIPTS, {"model": "sim"})).status_code == 415
+    set_media(place, max_bytes=1024)
+    assert "[media] max_bytes" in (await form(place, TRANSCRIPTS, {"file": ("a.wav", WAV + bytes(2000))})).text
+    place.api.services.media_settings = MediaSettings(max_request_bytes=1024)
+    assert (await form(place, TRANSCRIPTS, {"file": ("a.wav", WAV + bytes(99_000))})).status_code == 413
+    assert place.upstream.sent == []
+
+
+async def test_a_model_that_cannot_refuses_tasks(place: Place) -> None:
+    place.inputs = ()
+    await place.work()
+    reply = await form(place, TRANSCRIPTS, {"file": ("a.wav", WAV)})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model") and "transcribe" in reply.text
+    reply = await place.api.post("/v1/images/generations", {"model": "sim", "prompt": "a"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model") and "draw" in reply.text
+
+
+async def test_an_answer_that_is_too_large_fails_at_once(place: Place) -> None:
+    """With its bound: another try would bring as much."""
+    place.upstream.made = {"data": [{"b64_json": "A" * (8 << 20)}]}
+    reply = await place.api.post("/v1/images/generations", {"model": "sim", "prompt": "a"})
+    assert reply.status_code == 400 and "more than 8388608 bytes" in reply.text
+    assert len(place.upstream.sent) == 1
+
+
+async def test_a_repeated_form_is_one_job(place: Place) -> None:
+    """Whatever its boundary; another recording is another request."""
+    key = {"Idempotency-Key": "k"}
+    ids = {(await form(place, TRANSCRIPTS, {"file": ("a.wav", WAV)}, key)).headers["x-job-id"] for _ in range(2)}
+    assert len(ids) == 1 and len(place.upstream.sent) == 1
+    assert (await form(place, TRANSCRIPTS, {"file": ("a.wav", MP3)}, key)).status_code == 422
