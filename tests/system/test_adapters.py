@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from batching import begin, client, content, ended
-from house import House, eventually
-from stream_reader import StreamReader
+from house import House, eventually, free_port
+from stream_reader import StreamReader, events_in
 
 from penstock.engine import ChatTurn
 from workers.engines.sim.answers import prompt_text, token_text
@@ -74,3 +74,37 @@ def test_adapters_take_turns_in_one_worker(empty_house: House) -> None:
         assert answer["model"] == name
         adapter = name.removeprefix("sim").removeprefix(":")
         assert answer["choices"][0]["message"]["content"] == said("same", adapter, 20)
+
+
+def test_readers_and_replays_have_the_adapter(empty_house: House) -> None:
+    """With several partitions: a reader goes on at another API process, and what killed its workers is tried again."""
+    house = empty_house
+    (house.folder / "penstock.toml").write_text(SETTINGS)
+    house.environ |= {"PENSTOCK_REDIS_PARTITIONS": "4", "PENSTOCK_SIM_FAULTS": "true"}
+    house.start("scheduler")
+    first, port = house.start_api(), free_port()
+    house.start_api(port)
+    house.start("workers", "--id", "worker-1")
+    house.wait_ready()
+    asked = {"model": "law", "messages": [{"role": "user", "content": "resume"}], "max_tokens": TOKENS}
+    job = json.loads(house.post("/v1/jobs", asked)[2])
+    reader = StreamReader(house.port, f"/v1/jobs/{job['id']}/events")
+    eventually(lambda: reader.data.count(b"\n\n") > 20)
+    first.kill()
+    reader.join(60)
+    seen = [event for event in events_in(reader.data) if event.id]
+    later = StreamReader(port, f"/v1/jobs/{job['id']}/events", Last_Event_ID=seen[-1].id)
+    later.join(60)
+    events = [*seen, *events_in(later.data)]
+    assert "".join(event.data.get("text", "") for event in events) == said("resume", "law")
+
+    poison = {"model": "sql", "messages": [{"role": "user", "content": "[[crash@4]]"}], "max_tokens": 9}
+    status, _, body = house.request("POST", "/v1/jobs", poison, port=port)
+    assert status == 202
+    for number in (2, 3):
+        house.start("workers", "--id", f"worker-{number}")
+    house.start_api()
+    (letter,) = eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
+    assert letter["job_id"] == json.loads(body)["id"]
+    again = json.loads(house.post(f"/admin/dlq/{letter['id']}/replay", {})[2])
+    assert again["model"] == "sim:sql" and again["status"] == "queued"
