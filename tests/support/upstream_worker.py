@@ -27,8 +27,9 @@ async def start_upstream(wire: RedisClient, recorder: Recorder) -> AsyncIterator
         worker_settings: WorkerSettings | None = None,
         model: str = "m",
         others: Mapping[str, UpstreamSettings] | None = None,
+        adapters: Mapping[str, str] | None = None,
     ) -> Running:
-        engine = build(model, settings, Path(), {}, (others or {}).get)
+        engine = build(model, settings, Path(), adapters or {}, (others or {}).get)
         started.append(await begun(wire, engine, worker_settings, recorder))
         return started[-1]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from house import House, serving
-from sim_worker import Running, ended, put_job, recorder, text_of, until
+from sim_worker import Running, ended, failure_of, put_job, recorder, text_of, until
 from upstream_worker import StartUpstream, start_upstream
 
 from penstock.engine import ChatTurn, Sampling
@@ -122,3 +122,23 @@ async def test_a_job_that_is_cancelled_before_its_first_token_is_cancelled_there
         await Queue(wire).cancel(job.id)
         assert (await ended(wire, job.id)).state is JobState.CANCELLED
         await until(partial(there, cancelled=True))
+
+
+async def test_an_adapter_there_is_an_adapter_here(
+    wire: RedisClient, start_upstream: StartUpstream, tmp_path: Path
+) -> None:
+    """By its full name, also when the worker dies: the other Penstock's job is read on."""
+    row = '[models.sim]\nengine = "sim"\nadapters = { sql = "/sql" }\noptions.step_ms = 20.0\n'
+    (tmp_path / "penstock.toml").write_text(row)
+    with serving(tmp_path, "workers") as house:
+        start = partial(start_upstream, in_front_of(house), adapters={"mine": "sim:sql", "none": "sim:law"})
+        first = await start()
+        jobs = [await put_job(Queue(wire), max_tokens=80, adapter=name, v=7) for name in ("mine", "none")]
+        await shown(wire, jobs[0], 10)
+        killed(first)
+        await start()
+        assert text_of(await ended(wire, jobs[0].id)) == "".join(
+            [token_text("user: hello\nadapter=sql", each) for each in range(80)]
+        )
+        assert "serves mine" in failure_of(await ended(wire, jobs[1].id)).message
+        assert [each["model"] for each in await asyncio.to_thread(jobs_of, house)] == ["sim:sql"]
