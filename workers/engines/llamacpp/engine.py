@@ -142,6 +142,13 @@ class LlamacppEngine:
         self._outbox: list[Piece] = []
         self._lock = threading.Lock()
         """Guards the outbox, the live requests and the idle slots, which the threads and the event loop share."""
+        self._turns = threading.Condition(self._lock)
+        self._line: list[Generation] = []
+        """Of a model with adapters: the requests that wait for their turn, the oldest first."""
+        self._in_turn: list[str] = []
+        """The adapter of each text that has its turn; it is the same."""
+        self._adapter, self._swaps = "", 0
+        """Of the last turn, and how often that was another one than before."""
 
     # --- the engine protocol ---------------------------------------------------------------------------------------
 
@@ -225,6 +232,8 @@ class LlamacppEngine:
             generation.cancelled = True
             if serving.cancel():  # it waits still
                 self._end(generation)
+            with self._turns:
+                self._turns.notify_all()
 
     def stats(self) -> Stats:
         """`steps` counts deliveries, which are close to llama.cpp's decode steps."""
@@ -235,7 +244,8 @@ class LlamacppEngine:
             slots=self._settings.slots,
             running=running,
             waiting=len(live) - running,
-            adapters=tuple(self._adapters),
+            adapters=(self._adapter,) if self._adapter else (),
+            swaps=self._swaps,
             kv_tokens=self._settings.slots * self._context,
             kv_used=sum(generation.held_tokens for generation in live),
             steps=self._steps,
@@ -274,6 +284,8 @@ class LlamacppEngine:
     def _read(self) -> Prompts:
         if absent := [path for path in self._adapters.values() if not Path(path).is_file()]:
             raise EngineDead(f"the adapter file {absent[0]} does not exist: correct [models.{self._model}.adapters]")
+        if self._adapters and self._settings.embeddings:  # vectors have no turns
+            raise EngineDead("llama.cpp cannot make vectors beside adapters: configure a second model for embeddings")
         try:
             file = gguf.read(self._path)
             prompts = Prompts(file)
@@ -324,7 +336,10 @@ class LlamacppEngine:
     # --- the slots' threads ----------------------------------------------------------------------------------------
 
     def _serve(self, generation: Generation) -> None:
-        """Run one request in the idle slot that fits best."""
+        """Run one request in the idle slot that fits best, once it has its turn."""
+        adapter = generation.owner[1]
+        if self._adapters:
+            self._await_turn(generation, adapter)
         with self._lock:
             slot = max(self._idle, key=lambda each: each.fitness(generation))
             self._idle.remove(slot)
@@ -341,8 +356,26 @@ class LlamacppEngine:
             generation.fail(llama.engine_error(f"llama.cpp failed: {type(error).__name__}"))
         with self._lock:
             self._idle.append(slot)
+            if self._adapters:
+                self._in_turn.remove(adapter)
+                self._turns.notify_all()
         self._last_chunk_at = time.monotonic()
         self._end(generation)
+
+    def _await_turn(self, generation: Generation, adapter: str) -> None:
+        """Wait until all older requests have begun and the texts of another adapter have ended. llama.cpp computes
+        those of one adapter together, and no others while such texts come."""
+        with self._turns:
+            self._line.append(generation)
+            others = self._in_turn
+            self._turns.wait_for(
+                lambda: generation.done or (self._line[0] is generation and (not others or others[0] == adapter))
+            )
+            self._line.remove(generation)
+            self._in_turn.append(adapter)
+            self._swaps += adapter != self._adapter
+            self._adapter = adapter
+            self._turns.notify_all()
 
     def _end(self, generation: Generation) -> None:
         with self._lock:
