@@ -11,6 +11,7 @@ import hashlib
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
@@ -24,6 +25,7 @@ from api.openai.json_body import read_object, validated
 from api.openai.responses.object import usage_object
 from api.query import value_of
 from api.services import Services
+from streaming.batches.cron import Cron
 from streaming.batches.ledger import LineOutcome
 from streaming.batches.store import Batch, BatchCommand, BatchRecord, BatchState, LineFault
 from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch, UnknownFile
@@ -43,6 +45,9 @@ async def create(request: Request) -> Response:
     batch = _batch(services, caller, asked, batch_id, trace)
     limits = await file_limits(services, caller)
     used, limit_bytes = limits.used, limits.quota
+    if asked.schedule is not None:
+        times = asked.schedule.cron, asked.schedule.timezone
+        batch = replace(batch, cron=times[0], timezone=times[1], file_limit=limit_bytes)
     if limit_bytes is not None and used >= limit_bytes and not (key and await _is_known(services, batch)):
         raise QuotaExceeded("file_bytes", used, limit_bytes)
     input_bytes = 0
@@ -157,7 +162,7 @@ async def resume(request: Request) -> Response:
 async def _command(request: Request, command: BatchCommand) -> Response:
     services, record = services_of(request), await own_batch(request)
     before = await services.batches.request(record.batch.id, command)
-    applied = before in (BatchState.VALIDATING, BatchState.IN_PROGRESS)
+    applied = before in (BatchState.SCHEDULED, BatchState.VALIDATING, BatchState.IN_PROGRESS)
     already_cancelled = command == "cancel" and before in (BatchState.CANCELLING, BatchState.CANCELLED)
     if not applied and not already_cancelled:
         raise errors.batch_not_commanded(command, before.value)
@@ -198,6 +203,10 @@ def batch_object(record: BatchRecord) -> dict[str, Any]:
     """Render OpenAI's batch object, followed by Penstock's own fields (paused, lane, lines_*)."""
     batch, progress, state = record.batch, record.progress, record.state
     ended = {state: _seconds(progress.ended_ms)} if state.final else {}
+    schedule, next_ms = None, progress.next_ms
+    if batch.cron:
+        schedule = {"cron": batch.cron, "timezone": batch.timezone}
+        next_ms = 0 if state.final else next_ms or Cron(batch.cron, batch.timezone).after(record.created_ms)
     return {
         "id": batch.id,
         "object": "batch",
@@ -228,6 +237,9 @@ def batch_object(record: BatchRecord) -> dict[str, Any]:
         "lines_in_queue": progress.in_queue,
         "lines_retried": progress.retried,
         "lines_per_second": progress.per_second,
+        "schedule": schedule,
+        "next_run_at": _seconds(next_ms),
+        "last_batch_id": progress.last_batch or None,
     }
 
 

@@ -272,6 +272,9 @@ BATCH = object_of(
     paused=BOOLEAN,
     **each(INTEGER, "lines_distinct", "lines_in_queue", "lines_retried"),
     lines_per_second=told(NUMBER, "Lines that ended a second, lately."),
+    schedule=maybe(object_of(**each(STRING, "cron", "timezone"))),
+    next_run_at=maybe(told(INTEGER, "When the schedule begins its next batch.")),
+    last_batch_id=maybe(STRING),
 )
 
 

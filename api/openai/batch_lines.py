@@ -7,17 +7,18 @@ block: call them from a thread.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from api.openai.errors import ApiError, invalid_request, model_not_found
-from api.openai.fields import UNKNOWN, Metadata, StrictBody
+from api.openai.fields import UNKNOWN, ClosedBody, Metadata, StrictBody
 from api.openai.json_body import NUMBER, nested_beyond, number_fault
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
@@ -25,6 +26,7 @@ from api.openai.results import result
 from api.openai.schemas import Kind, Request, check_choices, parse, to_job
 from penstock.engine import ModelCard
 from penstock.text import fault_of
+from streaming.batches.cron import Cron
 from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, read_answer
 from streaming.batches.store import Batch
 from streaming.fleet.aliases import Aliases
@@ -150,7 +152,7 @@ def request_of(
                               "it out, and subscribe to batch.completed in [webhooks].", "queue.webhook")  # fmt: skip
     if request.queue.scheduled:
         raise invalid_request("queue.not_before and queue.delay_ms have no place in a batch, whose lines start as they "
-                              "can. Leave it out.", "queue.not_before")  # fmt: skip
+                              "can. Give the batch a schedule.", "queue.not_before")  # fmt: skip
     if max_choices is not None:
         check_choices(request, max_choices)
     meant = aliases.resolve(tenant, request.model, models)
@@ -311,6 +313,22 @@ class OutputExpiry(StrictBody):
     """From then on."""
 
 
+class BatchSchedule(ClosedBody):
+    """When a schedule begins its batches."""
+
+    cron: Annotated[str, Field(max_length=256)]
+    """Minute, hour, day of the month, month, day of the week (0 and 7: Sunday), e.g. 0 8 * * 1-5."""
+    timezone: Annotated[str, Field(max_length=64)] = "UTC"
+
+    @model_validator(mode="after")
+    def _comes(self) -> Self:
+        try:
+            Cron(self.cron, self.timezone).after(int(1000 * time.time()))
+        except ValueError as error:
+            raise invalid_request(f"schedule {error}.", "schedule") from None
+        return self
+
+
 class BatchRequest(StrictBody):
     """The body of POST /v1/batches."""
 
@@ -324,3 +342,5 @@ class BatchRequest(StrictBody):
     """Your own labels; the batch shows them."""
     output_expires_after: OutputExpiry | None = None
     """Null: [files] retention_s."""
+    schedule: BatchSchedule | None = None
+    """Begin such a batch at these times, until this one is cancelled."""

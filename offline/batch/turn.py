@@ -18,6 +18,7 @@ from api.openai.batch_lines import blocks, output_lines
 from offline.batch.lines import Lines, Terms, ValidationInterrupted, validate_input
 from offline.tools import OfflineTools
 from penstock.loops import ExpectedErrors, run_periodically, wait
+from streaming.batches.cron import Cron
 from streaming.batches.file_store import FileStore
 from streaming.batches.ledger import PLAN, LineOutcome, Segment
 from streaming.batches.store import (
@@ -29,8 +30,9 @@ from streaming.batches.store import (
     LineFault,
     StoredFile,
 )
-from streaming.errors import Fenced, Unavailable
+from streaming.errors import Fenced, QuotaExceeded, Unavailable
 from streaming.fleet.processes import Fleet
+from streaming.ids import joined
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +134,9 @@ class BatchTurn:
     async def _process(self) -> None:
         if not await asyncio.to_thread((self._folder / PLAN).exists) and await self._restore_ending():
             return
+        if self._lease.state is BatchState.SCHEDULED:
+            await self._keep_schedule()
+            return
         if self._lease.state is BatchState.VALIDATING and not await self._read_input():
             return
         if not await asyncio.to_thread((self._folder / PLAN).exists):
@@ -157,6 +162,32 @@ class BatchTurn:
         is_cancelled = self._lease.state is BatchState.CANCELLING
         lost = (WORK_LOST,) if self._lease.progress.began_ms or not is_cancelled else ()
         await self._finish(BatchState.CANCELLED if is_cancelled else BatchState.FAILED, faults=lost)
+
+    async def _keep_schedule(self) -> None:
+        """Begin a batch if its time has come, however many times have; then rest until the next one. The batch's id
+        follows from its time, so another turn begins the same one. Raises Fenced, Unavailable."""
+        lease, plan, known = self._lease, self._lease.batch, self._lease.progress
+        cron = Cron(plan.cron, plan.timezone)
+        due_ms, faults, last = known.next_ms or cron.after(lease.created_ms), known.faults, known.last_batch
+        if lease.now_ms >= due_ms and not lease.paused:
+            new_id = self._batches.new_id(plan.tenant, joined("schedule", f"{plan.id}:{due_ms}"))
+            metadata = plan.metadata | {"schedule": plan.id}
+            batch = msgspec.structs.replace(plan, id=new_id, cron="", timezone="", metadata=metadata)
+            store = self._tools.file_store
+            try:
+                await asyncio.to_thread(store.begin_work, new_id, plan.input_file, plan.id)
+                size = (await asyncio.to_thread(store.input_of(new_id, plan.input_file).stat)).st_size
+                await self._batches.create(batch, str(due_ms), plan.file_limit, size)
+                faults, last = (), new_id
+            except FileNotFoundError:
+                await self._finish(BatchState.FAILED, faults=(WORK_LOST,))
+                return
+            except QuotaExceeded as error:
+                await asyncio.to_thread(store.end_work, new_id)
+                faults = (LineFault(0, "quota_exceeded", f"The last batch was not begun: {error}."),)
+        next_ms = due_ms if lease.now_ms < due_ms else cron.after(lease.now_ms)
+        rest_ms = max(0, next_ms - lease.now_ms)
+        await self._save(rest_ms=rest_ms, next_ms=next_ms, faults=faults, last_batch=last)
 
     async def _read_input(self) -> bool:
         """Validate the input; return whether there are lines to compute."""

@@ -150,6 +150,8 @@ async def _overdue(client: RedisClient, limit: int) -> list[tuple[int, str, str]
 class BatchState(StrEnum):
     """State of a batch, by OpenAI's names."""
 
+    SCHEDULED = "scheduled"
+    """It begins other batches, by its schedule, until it is cancelled."""
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
@@ -193,6 +195,11 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Recipients of the event of its end, as letters: "b" the broker, "w" webhooks; "": none."""
     trace: dict[str, str] = {}
     """W3C trace context of the request that created it."""
+    cron: str = ""
+    """When it begins batches that are like it otherwise; "": it is no schedule."""
+    timezone: str = ""
+    file_limit: int | None = None
+    """Of a schedule: as in Batches.create."""
 
 
 class LineFault(msgspec.Struct, frozen=True):
@@ -230,6 +237,10 @@ class BatchProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     ended_ms: int = 0
     tokens: int = 0
     """Estimate of the tokens to compute, taken when the lines were read."""
+    next_ms: int = 0
+    """When a schedule begins its next batch."""
+    last_batch: str = ""
+    """The one that it has begun last."""
 
 
 _BATCH = msgspec.msgpack.Decoder(Batch)
@@ -311,8 +322,11 @@ class Batches:
         Raises KeyReused, QuotaExceeded.
         """
         most = "" if file_limit is None else file_limit
-        window, source = batch.window_ms or "", (batch.input_file, input_bytes)
-        args = (batch.id, batch.tenant, encode(batch), digest, window, batch.events, most, *source)
+        window, state = batch.window_ms or "", BatchState.VALIDATING
+        if batch.cron:
+            window, state = "", BatchState.SCHEDULED
+        source = (batch.input_file, input_bytes)
+        args = (batch.id, batch.tenant, encode(batch), digest, window, batch.events, most, *source, state)
         answer = await self._client.call("put_batch", self._partition(batch.id), *args)
         if answer == b"reused":
             raise KeyReused("this idempotency key was used with another request body")

@@ -14,9 +14,9 @@ local now = now_ms()
 save_file(id, tenant, record, now, now + keep)
 return now
 
-#!lua name=put_batch roles=api promise
+#!lua name=put_batch roles=api,offline promise
 -- Accepts a batch. ARGV: id, tenant, what was asked, its digest, window in ms | '', recipients of its events | '', the
--- tenant's quota of file bytes, to which the batch will add | '', its input file, that file's bytes
+-- tenant's quota of file bytes, to which the batch will add | '', its input file, that file's bytes, status
 -- Returns: 'reused' (something else was asked before under this id, or by another tenant) |
 --          {'quota', 'files', bytes the tenant keeps} | the fields of the batch's
 --          record, new or not: asked, status, paused, created, expires, cancelling, progress, tenant
@@ -28,7 +28,7 @@ local now = now_ms()
 if not known[1] then
   local stored = most and stored_bytes(tenant)
   if most and stored >= most then return {'quota', 'files', stored} end
-  redis.call('HSET', batch_key(id), 'asked', asked, 'digest', digest, 'tenant', tenant, 'status', 'validating',
+  redis.call('HSET', batch_key(id), 'asked', asked, 'digest', digest, 'tenant', tenant, 'status', ARGV[10],
     'paused', '', 'created', now, 'expires', window ~= '' and now + window or '', 'turn', 0, 'epoch', 0, 'progress', '', 'events', events,
     'input', input)
   redis.call('ZADD', batches_key(tenant), now, id)
@@ -46,7 +46,7 @@ return redis.call('HMGET', batch_key(id), 'asked', 'status', 'paused', 'created'
 local id, command = ARGV[1], ARGV[2]
 local status = redis.call('HGET', batch_key(id), 'status')
 if not status then return 'unknown' end
-if status ~= 'validating' and status ~= 'in_progress' then return status end
+if status ~= 'validating' and status ~= 'in_progress' and status ~= 'scheduled' then return status end
 local now = now_ms()
 if command == 'cancel' then
   redis.call('HSET', batch_key(id), 'status', 'cancelling', 'cancelling', now, 'paused', '')
@@ -136,8 +136,8 @@ if FINAL[status] then
   schedule_deletion(id, s[4], now + 1000 * keep)
   emit_event(s[5] or '', id, s[4], 'batch.' .. status, true)
 else
-  -- Only a paused batch rests: a batch that its owner has resumed since is due at once.
-  if resume_ms ~= '' and s[3] == '' then resume_ms = 0 end
+  -- Only a paused batch or a schedule rests: a batch that its owner has resumed since is due at once.
+  if resume_ms ~= '' and s[3] == '' and status ~= 'scheduled' then resume_ms = 0 end
   redis.call('HSET', batch, 'lease', resume_ms == '' and now + lease or 0)
   redis.call('ZADD', due_key(), now + (resume_ms == '' and lease or resume_ms), id)
   if tonumber(resume_ms) == 0 then redis.call('PUBLISH', CHANNEL .. 'offline:due', id) end

@@ -357,3 +357,32 @@ def test_no_window_is_the_usual_one_and_ignored_fields_are_named(openai: OpenAI)
     )
     assert made.headers["x-ignored-fields"] == "queue, unread"
     assert made.parse().completion_window == "24h" and made.parse().expires_at
+
+
+def test_a_schedule_is_created_shown_steered_and_cancelled(openai: OpenAI) -> None:
+    """As a batch that begins others; the next time and the last batch are shown."""
+    lines = [line(number) for number in range(3)]
+    times = {"cron": "0 8 * * 1-5", "timezone": "Europe/Berlin"}
+    plan = begin(openai, lines, extra_body={"schedule": times}, metadata={"a": "b"})
+    shown = openai.batches.retrieve(plan.id).to_dict()
+    for each in (plan.to_dict(), shown, openai.batches.list(limit=1).data[0].to_dict()):
+        assert (each["status"], each["schedule"], each["last_batch_id"]) == ("scheduled", times, None)
+        assert each["next_run_at"] > each["created_at"] and each["expires_at"] is None
+    for verb in ("pause", "resume"):
+        openai.post(f"/batches/{plan.id}/{verb}", cast_to=object)
+    openai.batches.cancel(plan.id)
+    done = ended(openai, plan).to_dict()
+    assert (done["status"], done["next_run_at"], done["errors"]) == ("cancelled", None, None)
+
+
+NO_SCHEDULES: list[dict[str, Any]] = [
+    *({}, {"cron": "@daily"}, {"cron": "0 0 30 2 *"}),
+    *({"cron": "* * * * *", "timezone": "x"}, {"cron": "* * * * *", "a": 1}),
+]
+
+
+@pytest.mark.parametrize("schedule", NO_SCHEDULES)
+def test_what_is_no_schedule_is_refused(openai: OpenAI, schedule: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        begin(openai, [line(0)], extra_body={"schedule": schedule})
+    assert str(refused.value.param).startswith("schedule")
