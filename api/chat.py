@@ -88,6 +88,15 @@ def _by_anthropic(request: Request) -> bool:
     return is_asked(request.url.path, request.scope["state"]["headers"])
 
 
+async def tokenizer_info(request: Request) -> Response:
+    """GET /tokenizer_info[?model=]: show the special tokens of a model, the default or first one if none is named, as
+    vLLM does; lm-eval looks here for a tokenizer."""
+    services = services_of(request)
+    name = request.query_params.get("model") or services.aliases.default or next(iter(services.models))
+    card = services.cards.get(model_of(services, caller_of(request), name).model)
+    return as_json({"bos_token": None, "eos_token": None} | (card.special_tokens if card else {}))
+
+
 def _model(services: Services, name: str, meant: Target) -> dict[str, Any]:
     """Render OpenAI's model object, with context length and capabilities once a worker has loaded the model. `name`:
     its own, or an alias. An adapter names its model as vLLM's do."""

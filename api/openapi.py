@@ -432,6 +432,7 @@ ANSWERS: dict[str, Schema] = {
         capabilities=FREE,
     ),
     "ModelList": list_named("Model"),
+    "TokenizerInfo": object_of(**each(maybe(STRING), "bos_token", "eos_token")),
     "Job": JOB,
     "JobList": list_named("Job", has_more=BOOLEAN, next_cursor=maybe(STRING)),
     "JobTiming": TIMING,

@@ -61,6 +61,7 @@ PARAMS = {
     "audit_since": Param("since", _MOMENT, "Only what was noted at this time or later, in Unix seconds."),
     "audit_after": Param("after", STRING | {"pattern": "^[01]-[0-9]{1,15}-[0-9]{1,10}$"}, "`last_id` of the page "
                          "before."),
+    "named_model": Param("model", STRING, "The model, or an alias of it; without it, the default or first one."),
     "job_model": Param("model", STRING, "Only jobs of this model."),
     "lane": Param("lane", _LANES, "Only jobs of this lane."),
     "search": Param("search", STRING | {"maxLength": 64}, "Only jobs whose id begins so, or that have it in their "

@@ -226,6 +226,8 @@ ROUTES = (
           "Moderation", bodies=("ModerationRequest",), errors=(404, 408, 429, 500, 504), headers=_IGNORED),
     Route("POST", "/tokenize", chat.JobEndpoint("tokenize"), CALLER, "Turn a prompt into token ids", "TokenIds",
           bodies=("TokenizeRequest",), **_TASK),
+    Route("GET", "/tokenizer_info", chat.tokenizer_info, CALLER, "Show the special tokens of a model", "TokenizerInfo",
+          params=("named_model",)),
     Route("POST", "/detokenize", chat.JobEndpoint("detokenize"), CALLER, "Turn token ids into a text", "TokenText",
           bodies=("DetokenizeRequest",), **_TASK),
     Route("GET", "/v1/models", chat.listing, CALLER, "List the models", "ModelList"),

@@ -25,7 +25,8 @@ ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[
 
 
 ENDPOINTS = frozenset((
-    *("chat", "completions", "responses", "conversations", "embeddings", "rerank", "tokenize", "detokenize"),
+    *("chat", "completions", "responses", "conversations", "embeddings", "rerank"),
+    *("tokenize", "detokenize", "tokenizer_info"),
     *("jobs", "files", "batches", "models", "moderations", "usage", "audio", "images"),
 ))  # fmt: skip
 """What a key may be for: the word behind /v1/ in a path, or its first."""

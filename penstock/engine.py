@@ -82,6 +82,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Added to the logits of tokens, by their ids; -100 bans a token, 100 forces it."""
     ignore_eos: bool = False
     """The model may not end the text: it has as many tokens as the limit says."""
+    prompt_logprobs: bool = False
+    """The first piece has no token, but a row for each token of the prompt, unless `logprobs` is None. Only then may
+    max_tokens be 0."""
 
 
 MediaKind: TypeAlias = Literal["transcribe", "translate", "draw", "edit"]
@@ -121,7 +124,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One token's log-probability and its best alternatives as (token text, log-probability). A token that is only part
-    of a character is written as `token_text` does."""
+    of a character is written as `token_text` does. The first token of a prompt has NaN: it follows nothing."""
 
     token: str
     logprob: float
@@ -163,6 +166,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     chat: bool = True
     logprobs: int = 0
     """The most alternatives per token; -1: no log-probabilities at all."""
+    prompt_logprobs: bool = False
+    """Whether it tells the log-probabilities of a prompt's tokens, too."""
     json_schema: bool = False
     json_resume: bool = False
     """Whether the engine can continue JSON output that an earlier attempt began: it restores the grammar's state."""
@@ -236,6 +241,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     takes: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     """Those that the engine serves, of the adapters in the model's settings."""
+    special_tokens: dict[str, str] = {}
+    """Texts of special tokens by their roles, such as `eos_token`."""
 
 
 RETURNED = "returned"

@@ -14,7 +14,17 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec import Raw
 from msgspec.structs import replace
 
-from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineTimes, Failure, Input, Piece, Request
+from penstock.engine import (
+    NEUTRAL_PRIORITY,
+    ChatTurn,
+    EngineTimes,
+    Failure,
+    Input,
+    Logprob,
+    Piece,
+    Request,
+    token_bytes,
+)
 from penstock.tools import CallReader
 from streaming.jobs.codec import (
     Delta,
@@ -105,6 +115,13 @@ def merged_calls(turns: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
     return merged
 
 
+def prompt_text(job: Job, number: int, rows: Iterable[Logprob]) -> str:
+    """The prompt with this index as text; that of token ids by their `rows`."""
+    if isinstance(job.prompt, Text):
+        return job.prompt.texts[number]
+    return b"".join([token_bytes(row.token) for row in rows]).decode(errors="replace")
+
+
 def reasoned_tokens(deltas: Iterable[Delta]) -> int:
     """Count the tokens whose text is reasoning, or that end it, of all choices together."""
     readers, count = defaultdict[int, CallReader](CallReader), 0
@@ -192,8 +209,8 @@ class Attempt:
         """By choice: the model that gives it, if it is another one than the job's."""
         if history is not NOTHING:
             self._take_over(history)
-        self._echoes = {at: self._prompt(at) for at in self._not_begun()} if job.echo else {}
-        """By choice: the prompt that is still to be shown in front of its text, as part of its first delta. No engine
+        self._echoes = self._not_begun() if job.echo else set()
+        """The choices whose prompt is still to be shown in front of its text, as part of its first delta. No engine
         sees it: it would continue it."""
         self._stopped: tuple[JobState, Failure, str] | None = None
         self._open: set[int] = set()
@@ -284,7 +301,7 @@ class Attempt:
         for row in self._history:
             rows.setdefault(row.index, []).append(row)
         for index, count in enumerate(self._counts):
-            if limit is not None and count >= limit and not self._finishes[index]:
+            if limit and count >= limit and not self._finishes[index]:  # with 0, the prompt alone is asked for
                 self._finishes[index] = "length"
             if not self._finishes[index]:
                 requests[index] = self._request(index, rows.get(index, ()))
@@ -322,7 +339,10 @@ class Attempt:
         run = author(self._sections, rows[0].seq) if rows else None
         past = [(row.text, row.ids, row.n) for row in rows]
         if self.job.echo and past:
-            past[0] = past[0][0][len(self._prompt(index)) :], *past[0][1:]
+            text, ids, n = past[0]
+            text = text[len(prompt_text(self.job, index // sampling.n, rows[0].logprobs)) :]
+            past[:1] = [(text, ids, n)] if text or n else []
+            sampling = replace(sampling, prompt_logprobs=False)
         if sampling.n > 1:
             # A seed per copy, so that copies of one prompt differ.
             seed = None if sampling.seed is None else sampling.seed + index % sampling.n
@@ -350,10 +370,6 @@ class Attempt:
         """The choices of which no earlier attempt has shown anything."""
         return {*range(self.choices)} - {row.index for row in self._history}
 
-    def _prompt(self, index: int) -> str:
-        """The prompt of a choice, as text."""
-        return str(prompt_of(self.job, index // self.job.sampling.n))
-
     def _request_id(self, index: int) -> str:
         return f"{self.job.id}/{self.run_number}/{index}"
 
@@ -372,10 +388,12 @@ class Attempt:
             self._count_prompt(index, piece)
         if finish or piece.failure is not None:
             self._close(index, piece, now)
-        if self._stopped is not None or not (n or piece.text or finish or piece.ids or piece.extras):
+        if self._stopped is not None or not (n or piece.text or finish or piece.ids or piece.extras or piece.logprobs):
             return None
         if self._echoes and index in self._echoes:
-            piece = replace(piece, text=self._echoes.pop(index) + piece.text)
+            self._echoes.discard(index)
+            echo = prompt_text(self.job, index // self.job.sampling.n, piece.logprobs)
+            piece = replace(piece, text=echo + piece.text)
         seq = self.seq + 1
         if n > MAX_COUNT:
             raise OverflowError(f"{n} tokens in a piece")

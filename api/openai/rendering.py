@@ -10,6 +10,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from math import isnan
 from typing import Any, NamedTuple
 
 import msgspec
@@ -55,12 +56,14 @@ def _begun(token: str) -> int:
 
 
 def text_logprobs(logprobs: Iterable[Logprob], offset: int) -> dict[str, Any]:
-    """Render the columns; `offset` is the number of characters of this choice before these tokens."""
+    """Render the columns; `offset` is the number of characters of this choice before these tokens. The NaN of a
+    prompt's first token is null in JSON, as OpenAI has it."""
     columns: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for each in logprobs:
         columns["tokens"].append(each.token)
         columns["token_logprobs"].append(max(each.logprob, LOWEST_LOGPROB))
-        columns["top_logprobs"].append({token: max(value, LOWEST_LOGPROB) for token, value in each.top})
+        top = {token: max(value, LOWEST_LOGPROB) for token, value in each.top}
+        columns["top_logprobs"].append(None if isnan(each.logprob) else top)
         columns["text_offset"].append(offset)
         offset += _begun(each.token)
     return columns

@@ -167,28 +167,38 @@ class CompletionRequest(CompletionFields):
 
     prompt: fields.Prompt
     """One text or several, or their token ids; each has its own choices."""
+    max_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
+    """Most tokens of one choice; 0, with echo alone: only the prompt is shown. Null: the engine's default."""
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     """Alternatives of each token with log-probabilities. Refused if the engine has none."""
     echo: bool | None = False
-    """Begin each text with its prompt. Refused with token ids, logprobs and an output format."""
+    """Begin each text with its prompt, and log-probabilities with those of its tokens. Refused with an output format,
+    and with token ids that have no logprobs."""
+
+    @property
+    def _shows_prompt(self) -> bool:
+        """Whether an engine must tell something of the prompt."""
+        return bool(self.echo) and (self.logprobs is not None or self.max_tokens == 0)
 
     def particulars(self, card: ModelCard | None) -> dict[str, Any]:
-        return super().particulars(card) | {"echo": bool(self.echo)}
+        return (
+            super().particulars(card) | {"echo": bool(self.echo)} | ({"v": JOB_VERSION} if self._shows_prompt else {})
+        )
 
     def check(self) -> None:
         super().check()
+        what = "must be 1 or more, unless echo is true: there would be nothing to show"
+        refuse_if(self.max_tokens == 0 and not self.echo, "max_tokens", what)
         if not self.echo:
             return
         texts = fields.inputs_of(self.prompt)
-        what = "needs texts: the text of token ids is not known here. Leave it out"
-        refuse_if(not isinstance(texts[0], str), "echo", what)
-        for name, asked in (("logprobs", self.logprobs), ("response_format", self.schema_asked)):
-            what = f"cannot be combined with {name}, which a prompt has not. Leave one of them out"
-            refuse_if(asked is not None, "echo", what)
+        what = "needs texts, or logprobs: only with these is the text of token ids known. Leave it out"
+        refuse_if(self.logprobs is None and not isinstance(texts[0], str), "echo", what)
+        what = "cannot be combined with response_format, which a prompt has not. Leave one of them out"
+        refuse_if(self.schema_asked is not None, "echo", what)
         size = sum(map(len, texts)) * (self.n or 1)
-        what = (
-            f"would repeat {size:,} characters, at most {MAX_ECHO:,}. Put the prompts in front of the answers yourself"
-        )
+        what = f"would repeat {size:,} characters or token ids, at most {MAX_ECHO:,}"
+        what += ". Put the prompts in front of the answers yourself"
         refuse_if(size > MAX_ECHO, "echo", what)
 
     @property
@@ -202,7 +212,7 @@ class CompletionRequest(CompletionFields):
 
     @property
     def sampler_fields(self) -> dict[str, Any]:
-        return super().sampler_fields | {"logprobs": self.logprobs}
+        return super().sampler_fields | {"logprobs": self.logprobs, "prompt_logprobs": self._shows_prompt}
 
 
 class ChatJobRequest(fields.OfJob, ChatRequest):

@@ -305,7 +305,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What it asks for instead of generated texts."""
     task_form: TaskForm = NO_FORM
     echo: bool = False
-    """Whether each text begins with its prompt, which is a text."""
+    """Whether each text begins with its prompt: a text, or token ids with `prompt_logprobs`."""
     passed: dict[str, Any] = {}
     """As in penstock.engine.Request."""
     adapter: str = ""
@@ -576,6 +576,9 @@ def _of_sampling(job: Job, can: Capabilities) -> Iterator[Refusal]:
             yield "logprobs", "gives no log-probabilities"
         param = "top_logprobs" if isinstance(job.prompt, Chat) else "logprobs"
         yield param, f"gives the log-probabilities of at most {can.logprobs} alternatives per token"
+    if sampling.prompt_logprobs and not can.prompt_logprobs:
+        what = "max_tokens" if sampling.logprobs is None else "logprobs"
+        yield what, f"tells nothing of a prompt alone: leave out echo, or {what}"
     if sampling.json_schema is not None and not can.json_schema:
         yield "response_format", "cannot be held to JSON"
     for name in ("presence_penalty", "frequency_penalty") if not can.penalties else ():

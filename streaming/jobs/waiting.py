@@ -235,14 +235,17 @@ def reserved_bytes(job: Job, card: ModelCard | None = None) -> int:
     each = TOKEN_BYTES
     if sampling.logprobs is not None:
         each += LOGPROB_BYTES + ALTERNATIVE_BYTES * sampling.logprobs
-    return JOB_BYTES + work_of(job.prompt, sampling, card) * each + 2 * _echo_bytes(job)
+    return JOB_BYTES + work_of(job.prompt, sampling, card) * each + _echo_bytes(job, each)
 
 
-def _echo_bytes(job: Job) -> int:
-    """Of the prompts in front of all choices of a job."""
-    if not job.echo or not isinstance(job.prompt, Text):
+def _echo_bytes(job: Job, each: int) -> int:
+    """Of the prompts in front of all choices of a job, and of their tokens' log-probabilities: `each` has so many."""
+    if not job.echo or not isinstance(job.prompt, Text | Tokens):
         return 0
-    return job.sampling.n * sum([len(text.encode()) for text in job.prompt.texts])
+    prompts = job.prompt.texts if isinstance(job.prompt, Text) else job.prompt.ids
+    rows = each * sum(map(len, prompts)) if job.sampling.prompt_logprobs else 0  # a character is a token at most
+    texts = 2 * sum([len(text.encode()) for text in prompts if isinstance(text, str)])
+    return job.sampling.n * (rows + texts)
 
 
 MAX_COUNTED = 1_000

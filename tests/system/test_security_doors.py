@@ -122,7 +122,7 @@ def access_of(operation: Operation) -> str:
         return "anyone"
     if path in EITHER:
         return "either"
-    if path in ("/tokenize", "/detokenize"):
+    if path in ("/tokenize", "/detokenize", "/tokenizer_info"):
         return "key"
     assert path.startswith(("/v1/", "/admin/")), f"{path}: say in this file who may use it"
     return "admin" if path.startswith("/admin/") else "key"

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from upstream_worker import StartUpstream, start_upstream
 
 from penstock.engine import ChatTurn, Sampling
 from penstock.tools import Tool, Tools
-from streaming.jobs.job import Chat, Job, JobState, Text
+from streaming.jobs.job import Chat, Job, JobState, Text, Tokens
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
@@ -142,3 +143,23 @@ async def test_an_adapter_there_is_an_adapter_here(
         )
         assert "serves mine" in failure_of(await ended(wire, jobs[1].id)).message
         assert [each["model"] for each in await asyncio.to_thread(jobs_of, house)] == ["sim:sql"]
+
+
+@pytest.mark.parametrize("prompt", [Text(("Water is carried.",)), Tokens(((3, 1, 4, 1, 5),))], ids=["text", "ids"])
+@pytest.mark.parametrize("limit", [0, 4])
+async def test_a_prompt_has_the_rows_that_its_server_gives_it(
+    start_upstream: StartUpstream, wire: RedisClient, house: House, prompt: Text | Tokens, limit: int
+) -> None:
+    """As asked there directly, before the first token, or alone."""
+    await start_upstream(in_front_of(house))
+    sampling = Sampling(max_tokens=limit, logprobs=2, prompt_logprobs=True)
+    job = await put_job(Queue(wire), prompt=prompt, sampling=sampling, echo=True)
+    record = await ended(wire, job.id)
+    asked = {"model": "sim", "prompt": prompt.texts[0] if isinstance(prompt, Text) else prompt.ids[0]}
+    asked |= {"max_tokens": limit, "logprobs": 2, "echo": True}
+    (choice,) = json.loads(house.post("/v1/completions", asked)[2])["choices"]
+    assert record.terminal is not None and record.state is JobState.COMPLETED
+    rows = [row for delta in record.terminal.rows for row in delta.logprobs]
+    assert [row.token for row in rows] == choice["logprobs"]["tokens"]
+    assert [row.logprob for row in rows[1:]] == choice["logprobs"]["token_logprobs"][1:] and isnan(rows[0].logprob)
+    assert text_of(record) == choice["text"] and record.terminal.usage.completion == limit

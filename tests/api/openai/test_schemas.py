@@ -234,7 +234,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
         ({"prompt": [2**31]}, "prompt[0]"), ({"prompt": 5}, "prompt"), ({"suffix": "end"}, "suffix"),
         ({"n": 3, "best_of": 4}, "best_of"), ({"logprobs": 6}, "logprobs"), ({"tools": [TOOL]}, "tools"),
         ({"reasoning_effort": "low"}, "reasoning_effort"), ({"echo": True, "prompt": [[1], [2]]}, "echo"),
-        ({"echo": True, "logprobs": 0}, "echo"), ({"echo": True, "response_format": {"type": "json_object"}}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"), ({"echo": True, "max_tokens": -1}, "max_tokens"),
+        ({"echo": True, "response_format": {"type": "json_object"}}, "echo"),
         ({"echo": True, "prompt": "a" * 600_000, "n": 2}, "echo"),
     )),
     # A kind of tool that cannot be named: it may be a function, misspelt.

@@ -45,6 +45,7 @@ from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp import request as llama
 from workers.engines.llamacpp.request import UNUSABLE_SCHEMA, Generation, Prompts, Tokenizer, TokenizerFailed
+from workers.engines.llamacpp.scores import PromptScorer
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import fetch
 from workers.engines.schema import UnusableSchemaError
@@ -179,6 +180,7 @@ class LlamacppEngine:
                 **dict.fromkeys(always, True),
                 **prompts.chats.capabilities,
                 logprobs=MAX_LOGPROBS,
+                prompt_logprobs=True,
                 forced_tools=prompts.chats.chat,
                 embed=embeds,
                 rerank=ranks,
@@ -186,6 +188,7 @@ class LlamacppEngine:
             withheld=("*",),
             takes=(OF_TEMPLATE,),
             adapters=tuple(self._adapters),
+            special_tokens=prompts.special,
             embedding_size=self._embedding_size if embeds else 0,
             created=int(time.time()),
         )
@@ -347,6 +350,8 @@ class LlamacppEngine:
             slot.last_used = self._uses
         generation.scheduled = self._last_chunk_at = time.monotonic()
         try:
+            if generation.scores:
+                self._score(generation, slot)
             if not generation.done:
                 self._generate(generation, slot)
         except ValueError as error:  # the library's error for a request it cannot parse
@@ -386,6 +391,37 @@ class LlamacppEngine:
             _log.exception("the end of a request failed")
             last = Piece(generation.id, failure=llama.engine_error(f"its end failed: {type(error).__name__}"))
         self._push(last)
+
+    def _score(self, generation: Generation, slot: Slot) -> None:
+        """Tell the log-probabilities of the prompt's tokens, in a piece of its own; blocks. Raises what the library
+        raised, TokenizerFailed."""
+        prompts, tokenizer = self._running()
+
+        async def read() -> tuple[list[tuple[int, bytes]], int]:
+            return await tokenizer.tokens(generation.prompt), (await tokenizer.ids(["a"], special=False))[-1]
+
+        tokens, plain = asyncio.run_coroutine_threadsafe(read(), self._loop).result()
+        if (alternatives := generation.begin_prompt(len(tokens))) is None or generation.stopped:
+            return
+        slot.begin(generation)
+
+        def complete(body: dict[str, Any], take: Callable[[Mapping[str, Any]], bool]) -> None:
+            def on_chunk(chunk: dict[str, Any]) -> bool:
+                self._last_chunk_at = time.monotonic()
+                if chunk.get("prompt_progress"):
+                    slot.own(generation)
+                return take(chunk)
+
+            reuse = slot.owner == generation.owner and not self._settings.embeddings
+            self._server.handle_completions(body | generation.placed(slot.number, reuse=reuse), on_chunk)
+
+        if isinstance(text := generation.prompt[0], str) and not text.encode().startswith(tokens[0][1]):
+            tokens[0] = tokens[0][0], b""  # the model's own begin, which is no part of the text
+        scorer = PromptScorer(complete, tokens, prompts.control, plain, prompts.vocabulary)
+        rows = tuple(scorer.rows(alternatives, lambda: generation.stopped))
+        if not generation.stopped:
+            piece = Piece(generation.id, logprobs=rows, prompt_tokens=len(tokens))
+            self._loop.call_soon_threadsafe(self._on_step, [piece])
 
     def _generate(self, generation: Generation, slot: Slot) -> None:
         """Run the request; blocks until it has ended. Raises what the library or the callback raised."""

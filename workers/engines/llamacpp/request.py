@@ -132,6 +132,11 @@ class Prompts:
         self._bos = file.special_token("bos")
         self._control_ids = file.control_tokens()
         self._control = ControlTokens(self._control_ids)
+        self.control = frozenset(self._control_ids.values())
+        """Ids of control tokens."""
+        self.vocabulary = file.vocabulary
+        special = {f"{role}_token": file.special_token(role) for role in ("bos", "eos")}
+        self.special = {role: found[1] for role, found in special.items() if found is not None}
         self.chats = self._format(file)
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
@@ -260,6 +265,13 @@ class Tokenizer:
         body = {"content": content, "add_special": special, "parse_special": True}
         return [int(each) for each in await self._ask("tokenize", body, "tokens")]
 
+    async def tokens(self, prompt: Sequence[str | int]) -> list[tuple[int, bytes]]:
+        """The token ids of a prompt as a completion has them, each with its text. Raises TokenizerFailed."""
+        content = prompt[0] if len(prompt) == 1 and isinstance(prompt[0], str) else list(prompt)
+        body = {"content": content, "add_special": True, "parse_special": True, "with_pieces": True}
+        found = [(int(each["id"]), each["piece"]) for each in await self._ask("tokenize", body, "tokens")]
+        return [(number, piece.encode() if isinstance(piece, str) else bytes(piece)) for number, piece in found]
+
     async def text(self, ids: Sequence[int]) -> str:
         """The text of token ids. Raises TokenizerFailed."""
         return str(await self._ask("detokenize", {"tokens": list(ids)}, "content"))
@@ -306,7 +318,22 @@ class Generation:
     @property
     def done(self) -> bool:
         """Whether llama.cpp need not generate any more."""
-        return self.cancelled or bool(self._finish) or self._failure is not None
+        return self.stopped or bool(self._finish)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was cancelled or has failed."""
+        return self.cancelled or self._failure is not None
+
+    def begin_prompt(self, tokens: int) -> int | None:
+        """Note the size of a prompt that is scored. Returns the alternatives of each row; None: no row is wanted."""
+        self._admit(tokens, 0)
+        return self._request.sampling.logprobs
+
+    @property
+    def scores(self) -> bool:
+        """Whether its prompt's log-probabilities, or at least its size, are wanted before its first token."""
+        return self._request.sampling.prompt_logprobs
 
     @property
     def remaining(self) -> int | None:
@@ -337,9 +364,8 @@ class Generation:
         """
         sampling, remaining = self._request.sampling, self.remaining
         body: dict[str, Any] = {
+            **self.placed(slot, reuse=reuse),
             "prompt": self.prompt,
-            "id_slot": slot,
-            "cache_prompt": reuse,
             "n_predict": -1 if remaining is None else remaining,
             "presence_penalty": sampling.presence_penalty or 0.0,
             "frequency_penalty": sampling.frequency_penalty or 0.0,
@@ -363,9 +389,14 @@ class Generation:
             body["logprobs"] = max(1, sampling.logprobs)
         if self.schema is not None:
             body["json_schema"] = self.schema
-        if self.scales:
-            body["lora"] = [{"id": number, "scale": scale} for number, scale in enumerate(self.scales.values())]
         return body
+
+    def placed(self, slot: int, *, reuse: bool) -> dict[str, Any]:
+        """What each of its calls has: its slot, and the adapters."""
+        found: dict[str, Any] = {"id_slot": slot, "cache_prompt": reuse}
+        if self.scales:
+            found["lora"] = [{"id": number, "scale": scale} for number, scale in enumerate(self.scales.values())]
+        return found
 
     def take(self, chunk: Mapping[str, Any]) -> Piece:
         """Convert a chunk into a piece, which may be empty."""
@@ -412,8 +443,9 @@ class Generation:
         self.generated += count
         prompt, cached = (0, 0) if self._first else self._prompt_size()
         self._first = self._first or time.monotonic()
-        # A token without text ends the generation and is not part of the answer.
-        rows = self._logprobs(choice) if text else ()
+        # A token without text ends the generation and is not part of the answer. Only behind the rows of a prompt it
+        # has a row, as with OpenAI: lm-eval counts on it.
+        rows = self._logprobs(choice) if text or self.scores else ()
         piece = self._text.feed(Piece(self.id, text, tuple(verbose["tokens"]), count, "", prompt, cached, rows))
         if self._text.hit:
             self._finish = "stop"

@@ -17,6 +17,7 @@ from penstock.engine import (
     CHARACTERS_PER_TOKEN,
     ChatTurn,
     Input,
+    Logprob,
     Request,
     Sampling,
     Task,
@@ -162,12 +163,32 @@ def score(query: str, document: str) -> float:
     return round(len(asked & found) / max(1, len(asked)) - len(document) / 1e6, 6)
 
 
+def row(text: str, number: int, alternatives: int) -> Logprob:
+    """The log-probability of a token, which is the likeliest of all; `number`: its checksum."""
+    value = -(number % 1000) / 250
+    others = [(INNER[(number + place) % len(INNER)], value - place) for place in range(1, alternatives)]
+    return Logprob(text, value, tuple([(text, value), *others][:alternatives]))
+
+
+def prompt_rows(prompt: Sequence[ChatTurn] | str | Sequence[int], alternatives: int) -> tuple[Logprob, ...]:
+    """Those of a prompt's tokens, as `token_ids` has them; each depends on the token and its place alone."""
+    if isinstance(prompt, str):
+        texts = pieces_of(prompt)
+    else:
+        texts = [f"{INNER[each % len(INNER)]}{each}" for each in prompt if isinstance(each, int)]
+    rows = [row(text, zlib.crc32(f"{text}{place}".encode()), alternatives) for place, text in enumerate(texts)]
+    return (Logprob(texts[0], math.nan), *rows[1:])
+
+
+def pieces_of(text: str) -> list[str]:
+    """The text of each token: CHARACTERS_PER_TOKEN characters, the last one with the rest."""
+    starts = range(0, count_tokens(text) * CHARACTERS_PER_TOKEN, CHARACTERS_PER_TOKEN)
+    return [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+
+
 def token_ids(text: str) -> list[int]:
-    """As many as the engine counts: each of CHARACTERS_PER_TOKEN characters, the last one of the rest too."""
-    count = count_tokens(text)
-    starts = range(0, count * CHARACTERS_PER_TOKEN, CHARACTERS_PER_TOKEN)
-    ends = [*starts[1:], len(text)]
-    return [zlib.crc32(text[start:end].encode()) & 0x7FFFFFFF for start, end in zip(starts, ends, strict=True)]
+    """As many as the engine counts."""
+    return [zlib.crc32(piece.encode()) & 0x7FFFFFFF for piece in pieces_of(text)]
 
 
 WORDS = tuple(

@@ -25,6 +25,7 @@ from penstock.engine import (
     EngineHealth,
     EngineTimes,
     Failure,
+    Logprob,
     ModelCard,
     Piece,
     Refused,
@@ -43,7 +44,9 @@ from workers.engines.sim.answers import (
     count_tokens,
     input_text,
     input_tokens,
+    prompt_rows,
     prompt_text,
+    row,
     sampling_text,
     task_answer,
 )
@@ -83,12 +86,16 @@ class SimSequence:
     """The tokens of its answer, if that consists of calls."""
     answer: str | None = None
     """The whole answer, if it is that of a task: it has no tokens."""
+    logprobs: int | None = None
+    """Alternatives of each token; None: it has no log-probabilities."""
+    rows: tuple[Logprob, ...] | None = None
+    """The log-probabilities of its prompt, which come before its first token."""
     reasoned: int = 0
     """Tokens of reasoning before its answer."""
     author: str = ""
     """The letters that follow each of its tokens, with the setting `authors`."""
     is_plain: bool = True
-    """Whether its text is as the token says: without calls, reasoning and author."""
+    """Whether its pieces are as the token says: without calls, reasoning, author and log-probabilities."""
     largest: int = 0
     """Tokens of the largest input of a task, whose inputs are computed one after another; 0: it is no task."""
 
@@ -227,13 +234,13 @@ class SimEngine:
         context = context_of(self._settings)
         if prompt_tokens + (wanted or 1) > context:
             raise Refused(too_long("messages", prompt_tokens, wanted, context))
-        max_tokens = wanted or min(DEFAULT_MAX_TOKENS, context - prompt_tokens)
+        max_tokens = min(DEFAULT_MAX_TOKENS, context - prompt_tokens) if wanted is None else wanted
         varied = sampling_text(request.sampling) + (f"\nadapter={request.adapter}" if request.adapter else "")
         stop, crc = request.sampling.stop, zlib.crc32(prompt.encode() + varied.encode())
         gate = TokenGate(stop, request.past_text) if any(stop) else None
         fault = self._fault(prompt)
         sequence = SimSequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
-        sequence.end = "length" if wanted or request.sampling.ignore_eos else "stop"
+        sequence.end = "stop" if wanted is None and not request.sampling.ignore_eos else "length"
         sequence.reasoned = REASONED.get(request.reasoning, 0)
         sequence.adapter, sequence.owner, sequence.prompt = request.adapter, (request.tenant, request.adapter), prompt
         if request.tools is not None and (calls := call_tokens(request)):
@@ -242,7 +249,11 @@ class SimEngine:
             sequence.end = "stop" if max_tokens >= length else sequence.end
         elif self._settings.authors:
             sequence.author = "".join(self._random.choices(string.ascii_uppercase, k=4))
-        sequence.is_plain = not (sequence.calls or sequence.reasoned or sequence.author)
+        sequence.logprobs = alternatives = request.sampling.logprobs
+        if request.sampling.prompt_logprobs:
+            sequence.rows = () if alternatives is None else prompt_rows(request.prompt, alternatives)
+        shaped = sequence.calls or sequence.reasoned or sequence.author or sequence.rows is not None
+        sequence.is_plain = not shaped and alternatives is None
         return sequence
 
     async def _run(self) -> None:
@@ -376,6 +387,8 @@ class SimEngine:
             return None
         if sequence.answer is not None:
             return self._finish(sequence, Piece(sequence.id, sequence.answer), "stop")
+        if not sequence.is_plain and sequence.rows is not None:
+            return self._prompt(sequence, sequence.rows)
         sequence.done = index + 1
         number = zlib.crc32(self._numerals[index], sequence.crc)  # of the prompt and the number together
         text = (INNER if index else WORDS)[number % len(WORDS)] + self._digits[index]
@@ -390,9 +403,18 @@ class SimEngine:
             sequence.begun = True
             prompt, cached = sequence.prompt_tokens, sequence.cached
             piece = Piece(sequence.id, text, (number & 0xFFFF,), 1, prompt_tokens=prompt, cached_tokens=cached)
+        if not sequence.is_plain and sequence.logprobs is not None:
+            piece = replace(piece, logprobs=(row(text, number, sequence.logprobs),))
         if sequence.gate is not None:
             return self._gated(sequence, sequence.gate, piece)
         return self._finish(sequence, piece, sequence.end) if sequence.done >= sequence.max_tokens else piece
+
+    def _prompt(self, sequence: SimSequence, rows: tuple[Logprob, ...]) -> Piece:
+        """The piece before the first token, with the log-probabilities of the prompt."""
+        sequence.begun, sequence.rows = True, None
+        prompt, cached = sequence.prompt_tokens, sequence.cached
+        piece = Piece(sequence.id, logprobs=rows, prompt_tokens=prompt, cached_tokens=cached)
+        return piece if sequence.max_tokens else self._finish(sequence, piece, "length")
 
     def _gated(self, sequence: SimSequence, gate: TokenGate, piece: Piece) -> Piece | None:
         """A token of a request with stop strings, as far as it may be shown."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from penstock.config import Positive
-from penstock.engine import Capabilities, ModelCard
+from penstock.engine import MAX_LOGPROBS, Capabilities, ModelCard
 from workers.engines.sim.answers import SIZE
 
 
@@ -67,7 +67,8 @@ def card_of(model: str, settings: SimSettings, adapters: Collection[str] = ()) -
         max_output=max(1, context - 1),
         default_output=DEFAULT_MAX_TOKENS,
         capabilities=Capabilities(
-            logprobs=-1,
+            logprobs=MAX_LOGPROBS,
+            prompt_logprobs=True,
             token_prompts=True,
             tools=True,
             forced_tools=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import secrets
 import time
 from base64 import b64decode
@@ -17,7 +18,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from penstock.engine import MEDIA_KINDS, Task
+from penstock.engine import MEDIA_KINDS, Logprob, Piece, Task
 from telemetry import tracing as names
 from telemetry.logs import EventLog
 from telemetry.otlp import Attributes
@@ -36,7 +37,16 @@ from workers.engines.upstream.http import (
     Reply,
     UpstreamConnection,
 )
-from workers.engines.upstream.reply import Count, End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status
+from workers.engines.upstream.reply import (
+    Count,
+    End,
+    ReplyOutcome,
+    TokenId,
+    by_cut,
+    by_malformed,
+    by_status,
+    logprobs_of,
+)
 from workers.engines.upstream.server import DEFAULT_CONTEXT, LOOKUP
 
 if TYPE_CHECKING:
@@ -94,6 +104,13 @@ class Exchange:
     async def _answer(self) -> ReplyOutcome:
         """A rung that the server refuses is followed by the next one."""
         generation, url, first_refusal = self._generation, self._endpoint.url, ""
+        if not generation.scored:
+            try:
+                await self._traced(self._score)
+            except Unprepared as error:
+                return error.outcome
+            if self._request.sampling.max_tokens == 0:
+                return ReplyOutcome(End.DONE, finish="length")
         while not generation.cancelled:
             rung, reason = continuation.choose(self._facts, self._request, generation.rows, generation.tried)
             if rung is Rung.RESTART:
@@ -115,6 +132,24 @@ class Exchange:
             log.log(level, "%s refuses a continuation by %s: %s", url, rung.value, said)
             generation.tried.add(rung)
         return ReplyOutcome(End.CANCELLED)
+
+    async def _score(self, trace: str) -> ReplyOutcome:
+        """Have the server tell the log-probabilities of the prompt alone. Raises Unprepared."""
+        request, generation = self._request, self._generation
+        wanted = request.sampling.logprobs or 0
+        prompt = request.prompt if isinstance(request.prompt, str) else list(request.ids)
+        body = {"model": self._facts.model, "prompt": prompt, "echo": True, "logprobs": wanted, "max_tokens": 0}
+        found = await self._ask(continuation.TEXT, body, self._settings.first_token_s, trace, based=True)
+        try:
+            told = msgspec.json.encode(found["choices"][0]["logprobs"])
+            first, *rows = logprobs_of(msgspec.Raw(told), wanted)
+            generation.prompt_tokens = int(found["usage"]["prompt_tokens"])
+        except (LookupError, TypeError, ValueError):
+            raise Unprepared(by_malformed("reply with a prompt")) from None
+        generation.scored = generation.told_prompt = True
+        shown = () if request.sampling.logprobs is None else (Logprob(first.token, math.nan), *rows)
+        self._emit(Piece(generation.id, logprobs=shown, prompt_tokens=generation.prompt_tokens))
+        return ReplyOutcome(End.DONE)
 
     async def _call(self, rung: Rung) -> Call:
         """The request by a rung. Raises Unprepared."""

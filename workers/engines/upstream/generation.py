@@ -111,6 +111,8 @@ class UpstreamGeneration:
         self.scheduled = self.first = 0.0
         self.prompt_tokens = self.cached = 0
         self.told_prompt = False
+        self.scored = not request.sampling.prompt_logprobs or bool(request.past)
+        """Whether nothing need be told of the prompt any more."""
         self.has_extras = False
         """Whether the server has sent extra fields, so that each chunk is looked at for them."""
         self.extra_bytes = 0
@@ -421,8 +423,9 @@ class StreamReader(Reply):
         generation.counts.refused_at = None
         generation.first = generation.first or now
         ids = tuple(chunk.verbose.tokens if chunk.verbose is not None else choice.token_ids or ())
-        wanted, ends = generation.request.sampling.logprobs, not text and choice.finish_reason
-        # A token without text that ends the answer is no part of it.
+        sampling = generation.request.sampling
+        wanted, ends = sampling.logprobs, not (text or sampling.prompt_logprobs) and choice.finish_reason
+        # A token without text that ends the answer is no part of it; only behind the rows of a prompt it has one.
         logprobs = () if wanted is None or ends else self._bounded(reply.logprobs_of(choice.logprobs, wanted))
         piece = Piece(generation.id, text, ids if len(ids) <= count else (), count, logprobs=logprobs)
         passed = self._emitted(piece, hidden=hidden)

@@ -56,6 +56,7 @@ def suits(card: ModelCard, request: Request) -> bool:
         turns and not can.chat,
         any(not getattr(can, SENSES[kind][0]) for kind in kinds - {"text"}),
         sampling.logprobs is not None and sampling.logprobs > can.logprobs,
+        sampling.prompt_logprobs and not can.prompt_logprobs,
         sampling.json_schema is not None and not can.json_schema,
         (sampling.presence_penalty or sampling.frequency_penalty) and not can.penalties,
         sampling.top_k and not can.top_k,

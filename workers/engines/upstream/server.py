@@ -109,7 +109,7 @@ KINDS: dict[str, ServerFacts] = {
     "llama-server": ServerFacts(**SELF_HOSTED, chat_ids="template", mixed=True, penalties_span=True, named_tools=False),
     "vllm": ServerFacts(**SELF_HOSTED, chat_token_ids=True, chat_ids="tokenize", embedding_dimensions=True,
                         prefill=CONTINUES, all_tokens=-1, running_usage=True, priority=-1, reasoning_effort=True,
-                        salted=True),
+                        salted=True, prompt_logprobs=True),
     # SGLang refuses token ids on streamed chats with 400.
     "sglang": ServerFacts(**SELF_HOSTED, prefill=CONTINUES, all_tokens=-1, running_usage=True, priority=1,
                           reasoning_effort=True, aborts=True),
