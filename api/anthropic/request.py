@@ -26,7 +26,7 @@ from api.openai.fields import (
 )
 from penstock.engine import ModelCard, Sampling, Task
 from penstock.tools import Tool, Tools
-from streaming.jobs.job import MESSAGE_VERSION, Chat, Job, MessageForm
+from streaming.jobs.job import Chat, Job, MessageForm
 
 _OTHER_NAME = "It is no field of this endpoint. Use"
 UNSUPPORTED: Refused = {
@@ -215,7 +215,7 @@ class MessagesRequest(PromptFields):
 
     def particulars(self, card: ModelCard | None) -> dict[str, Any]:
         form = MessageForm(thinking=bool(self.thinking and self.thinking.shown))
-        return super().particulars(card) | {"message": form, "v": MESSAGE_VERSION}
+        return super().particulars(card) | {"message": form}
 
 
 class MessageCountRequest(PromptFields):

@@ -33,8 +33,6 @@ from streaming.jobs.job import REFERENCE, SOURCES, Chat, Job, Media, source_of, 
 from streaming.jobs.media import MediaLost, MediaStore, StoredMedia, with_source
 from streaming.redis.client import RedisClient
 
-VERSION = 7
-"""Of jobs with such parts: an older worker would take them for texts alone."""
 SLICE_CHARS = 1 << 18
 """Characters of base64 decoded at once, in half a millisecond; a multiple of four."""
 MAX_REDIRECTS = 3
@@ -114,8 +112,7 @@ class MediaReader:
         turns = [await request.turn(place, turn) for place, turn in enumerate(job.prompt.turns)]
         if text_limit is not None and size - request.chars > text_limit:
             raise payload_too_large(text_limit)
-        version = max(job.v, VERSION) if any(turn.parts for turn in turns) else job.v
-        job = replace(job, prompt=Chat(tuple(turns)), media=tuple(request.kinds), v=version)
+        job = replace(job, prompt=Chat(tuple(turns)), media=tuple(request.kinds))
         if card is not None and (failure := unsupported(job, card.capabilities)):
             raise from_failure(failure)
         return job, tuple(request.data)

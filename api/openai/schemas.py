@@ -23,7 +23,7 @@ from api.openai.responses.items import HostedItem
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest
 from penstock.engine import MAX_LOGPROBS, ChatTurn, Input, MediaKind, ModelCard, Sampling, Task
 from streaming.events import EventSubscriptions, with_webhook
-from streaming.jobs.job import Chat, Inputs, Job, TaskForm, Text, Tokens
+from streaming.jobs.job import Chat, Inputs, Job, TaskForm, Text, Tokens, version_of
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.jobs.records import MAX_CHOICES
 from streaming.order import Priority
@@ -38,9 +38,6 @@ MAX_N = 8
 
 MAX_ECHO = 1 << 20
 """Characters of prompts that one request may have repeated, over all choices: the store keeps them with the answers."""
-
-ADAPTER_VERSION = 7
-"""Of a job with an adapter: an older worker would answer without it."""
 
 MAX_IGNORED = 20
 """Names listed in X-Ignored-Fields."""
@@ -181,9 +178,7 @@ class CompletionRequest(CompletionFields):
         return bool(self.echo) and (self.logprobs is not None or self.max_tokens == 0)
 
     def particulars(self, card: ModelCard | None) -> dict[str, Any]:
-        return (
-            super().particulars(card) | {"echo": bool(self.echo)} | ({"v": JOB_VERSION} if self._shows_prompt else {})
-        )
+        return super().particulars(card) | {"echo": bool(self.echo)}
 
     def check(self) -> None:
         super().check()
@@ -328,7 +323,7 @@ class FormRequest(TaskRequest):
         own = self.__class__.model_fields.keys() - fields.QueuedRequest.model_fields.keys() - {"prompt", "endpoint"}
         given = {name: getattr(self, name) for name in sorted(own)}
         options = {name: value for name, value in given.items() if value is not None}
-        return {"task": Task(kind=self.KIND, options=options), "v": 7}
+        return {"task": Task(kind=self.KIND, options=options)}
 
 
 class TranslationRequest(FormRequest):
@@ -551,7 +546,7 @@ def to_job(
     tier = fields.TIERS.get(request.service_tier or "auto")
     if tier is not None and clamp(tier, ceiling) is not tier:
         passed.pop("service_tier", None)  # a tier above the key's lanes is not bought elsewhere
-    return Job(
+    job = Job(
         id=job_id,
         model=request.model,
         tenant=tenant,
@@ -572,8 +567,9 @@ def to_job(
         tools=tools,
         passed=passed,
         adapter=request.adapter,
-        **({"v": ADAPTER_VERSION} if request.adapter else {}) | request.particulars(card),
+        **request.particulars(card),
     )
+    return replace(job, v=version_of(job))
 
 
 def clamp(lane: Priority, ceiling: Priority) -> Priority:

@@ -59,10 +59,6 @@ class MessageForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Whether the answer shows what the model thought."""
 
 
-MESSAGE_VERSION = 7
-"""The version of a job with a MessageForm."""
-
-
 class TaskForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The fields of a request for embeddings or for a ranking that no engine needs."""
 
@@ -233,6 +229,12 @@ class Media(msgspec.Struct, frozen=True, array_like=True):
     """Its media type."""
     size: int
     """Its bytes."""
+
+
+def version_of(job: Job) -> int:
+    """The lowest version whose readers lose nothing of a job."""
+    newer = job.adapter or job.message is not None or job.sampling.prompt_logprobs or has_media(job.prompt)
+    return 7 if newer or (job.task is not None and job.task.kind in MEDIA_KINDS) else 1
 
 
 class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
