@@ -98,13 +98,12 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     keyring = Keyring(config.table("keys", KeySettings), settings.admin_token_sha256, issuer)
     check_exposure(settings.host, keyring)
     check_keyless(settings, keyring)
-    certificate = Certificate.of(settings)
     telemetry = Telemetry(launch, "api")
     services = _services(config, keyring, telemetry, launch.options.id)
     audit.begin(keyring)
     listeners = _listeners(settings, launch.options.listen_fd)
     collect_rarely()
-    return _serve(services, listeners, certificate, launch, telemetry)
+    return _serve(services, listeners, launch, telemetry)
 
 
 def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str) -> Services:
@@ -148,17 +147,12 @@ def _listeners(settings: ApiSettings, fds: Sequence[int] | None) -> list[socket.
     return listeners
 
 
-async def _serve(
-    services: Services,
-    listeners: list[socket.socket],
-    certificate: Certificate | None,
-    launch: Launch,
-    telemetry: Telemetry,
-) -> int:
+async def _serve(services: Services, listeners: list[socket.socket], launch: Launch, telemetry: Telemetry) -> int:
     """Serve until SIGTERM or SIGINT, then let open streams end within the drain time. Returns the exit code. Raises
-    ConfigError if the store is one that this process must not use, StartError."""
+    ConfigError if the certificate cannot be used, or the store must not be; StartError."""
     settings, me = services.settings, this_process("api", launch.options.id)
     try:
+        certificate = Certificate.of(settings)
         await services.store.try_to_enter()
     except ConfigError:
         await services.store_client.close()

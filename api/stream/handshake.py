@@ -59,14 +59,10 @@ class Handshake(asyncio.Protocol):
 
     async def _agree(self) -> bool:
         """Whether both sides agreed."""
+        loop, start_s, end_s = asyncio.get_running_loop(), self._guard.head.timeout_s, self._guard.lingering.timeout_s
+        times = {"ssl_handshake_timeout": start_s, "ssl_shutdown_timeout": end_s}
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol,
-                self._socket,
-                ssl=self._context,
-                ssl_handshake_timeout=self._guard.settings.header_timeout_s,
-                ssl_shutdown_timeout=self._guard.lingering.timeout_s,
-            )
+            await loop.connect_accepted_socket(self._protocol, self._socket, ssl=self._context, **times)
         except OSError:  # not TLS, no version or cipher that both know, too slow, or gone
             return False
         return True
