@@ -350,7 +350,8 @@ async def accept(
         id=job_id,
         prompt=prepared.prompt,
         trace=state["trace"],
-        received_us=services.clock.at(state["received"], partition),
+        # The time until a later start is no part of what the request took.
+        received_us=0 if prepared.job.scheduled else services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
     )
     media: Sequence[bytes] = ()

@@ -85,6 +85,10 @@ end
 local function enter(id)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'state', 'entry', 'lane', 'tenant', 'order', 'keep', 'deadline', 'queue_deadline')
+  if not s[1] then
+    redis.call('ZREM', scheduled_key(), id)
+    return
+  end
   if s[1] == 'queued' and s[2] == HELD then
     local model, priority = require_lane_entry(s[3], s[2])
     local expires = math.min(parse_number(s[7]) or math.huge, parse_number(s[8]) or math.huge)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from api_in_process import LocalApi, api_in_process, key_of
 
+from streaming.jobs.reader import JobReader
+from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 
@@ -91,3 +93,14 @@ async def test_nobody_sees_those_of_another_tenant(wire: RedisClient) -> None:
         for_b = {"Authorization": "Bearer sk-b"}
         assert (await api.client.get("/v1/jobs", headers=for_b)).json()["data"] == []
         assert (await api.client.get(f"/v1/jobs/{job['id']}", headers=for_b)).status_code == 404
+
+
+async def test_the_wait_for_its_time_is_not_counted_as_time_that_the_request_took(wire: RedisClient) -> None:
+    async with api_in_process(wire) as api:
+        later_job = (await api.post("/v1/jobs", later(delay_ms=3_600_000))).json()["id"]
+        await wire.redis.zadd(partition_key(0, "scheduled"), {later_job: 1}, xx=True)
+        await Reaper(wire).sweep()
+        reader = JobReader(wire)
+        record = await reader.record(later_job)
+        assert record.job.received_us == 0 and not record.held
+        assert await wire.now_ms() - record.created_ms < 10_000
