@@ -14,10 +14,22 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 from pydantic import Field, Tag, model_validator
 
-from api.openai.fields import MAX_MESSAGES, FunctionName, StrictBody, by_shape, refusal, shape
+from api.openai.fields import (
+    MAX_MESSAGES,
+    DataOrLink,
+    FileId,
+    FileName,
+    FunctionName,
+    StrictBody,
+    by_shape,
+    media_part,
+    refusal,
+    shape,
+)
 from api.openai.responses.items import reasoned_turn
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
+from streaming.jobs.job import source_of
 
 USER, ASSISTANT = "user", "assistant"
 ID = Field(min_length=1, max_length=128)
@@ -49,6 +61,50 @@ class TextBlock(Block):
     @property
     def words(self) -> str:
         return self.text
+
+
+class Source(StrictBody):
+    """Where a block has its bytes, or its text."""
+
+    type: Literal["base64", "url", "file", "text"]
+    """What the other fields are."""
+    media_type: Annotated[str, Field(max_length=64)] | None = None
+    """Of `data`, such as image/png."""
+    data: str | None = None
+    """Base64, or a text."""
+    url: DataOrLink | None = None
+    """A link, if `[media] links` takes any."""
+    file_id: FileId | None = None
+    """A file of yours."""
+
+    @model_validator(mode="after")
+    def _given(self) -> Source:
+        if getattr(self, {"base64": "data", "text": "data", "file": "file_id"}.get(self.type, "url")) is None:
+            raise refusal("needs what its type says")
+        return self
+
+
+class MediaBlock(Block):
+    """An image or a document. Refused if the model takes none."""
+
+    ROLES = (USER,)
+
+    type: Literal["image", "document"]
+    """What it is."""
+    source: Source
+    """Where it has its bytes."""
+    title: FileName | None = None
+    """Of a document."""
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """As a part of OpenAI's chats."""
+        source = self.source
+        if source.type == "text":
+            return {"type": "text", "text": source.data or ""}
+        kind = source.media_type or ("image/png" if self.type == "image" else "application/pdf")
+        found = {"data": source.data or "", "url": source.url or "", "file_id": source.file_id or ""}
+        return media_part(kind, name=self.title or "", **found)
 
 
 class Thinking(Block):
@@ -95,13 +151,15 @@ class Unseen(Block):
 
 
 _UNSEEN = re.compile(r"redacted_thinking|(server|mcp)_tool_use|[a-z_]{1,64}_tool_result")
-_KINDS = ("text", "thinking", "tool_use", "tool_result")
+_KINDS = ("text", "thinking", "tool_use", "tool_result", "image", "document")
 
 
 def _kind(value: Any) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str):
         return None
+    if kind in ("image", "document"):
+        return "<media>"
     return f"<{kind}>" if kind in _KINDS else "<unseen>" if _UNSEEN.fullmatch(kind) else None
 
 
@@ -143,6 +201,7 @@ AnyBlock: TypeAlias = Annotated[
     | Annotated[Thinking, Tag("<thinking>")]
     | Annotated[ToolUse, Tag("<tool_use>")]
     | Annotated[ToolResult, Tag("<tool_result>")]
+    | Annotated[MediaBlock, Tag("<media>")]
     | Annotated[Unseen, Tag("<unseen>")],
     by_shape(_kind, f"a block of type {', '.join(_KINDS)}: this model takes no others"),
 ]
@@ -181,8 +240,18 @@ class SentMessage(StrictBody):
             if is_result:
                 turns += [block.turn for block in blocks if isinstance(block, ToolResult)]
             else:
-                turns.append(ChatTurn(self.role, words_of(list(blocks))))
+                said = list(blocks)
+                turns.append(ChatTurn(self.role, words_of(said), parts=_parts(said)))
         return turns or [ChatTurn(self.role, "")]
+
+
+def _parts(blocks: Sequence[Block]) -> tuple[dict[str, Any], ...]:
+    """The parts of a turn, if a block is no text; else ()."""
+    if not any(isinstance(block, MediaBlock) for block in blocks):
+        return ()
+    return tuple(
+        [each.part if isinstance(each, MediaBlock) else {"type": "text", "text": each.words} for each in blocks]
+    )
 
 
 Messages: TypeAlias = Annotated[list[SentMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -214,11 +283,22 @@ def _messages(turns: Iterable[ChatTurn]) -> Iterator[dict[str, Any]]:
 
 def _content(turn: ChatTurn) -> str | list[dict[str, Any]]:
     thought = turn.extras.get("reasoning_content")
+    if turn.parts:
+        return [_shown(part) for part in turn.parts]
     if not turn.calls and not isinstance(thought, str):
         return turn.content
     blocks = [{"type": "thinking", "thinking": thought, "signature": ""}] if isinstance(thought, str) else []
     blocks += [{"type": "text", "text": turn.content}] if turn.content else []
     return blocks + [tool_use(call.id, call.name, call.arguments) for call in turn.calls]
+
+
+def _shown(part: dict[str, Any]) -> dict[str, Any]:
+    """A part as a block, with a link, or a reference in place of the bytes."""
+    kind = part["type"]
+    if kind == "text":
+        return {"type": "text", "text": part["text"]}
+    source = {"type": "url", "url": source_of(part)}
+    return {"type": "image" if kind == "image_url" else "document", "source": source}
 
 
 def tool_use(call_id: str, name: str, arguments: str) -> dict[str, Any]:

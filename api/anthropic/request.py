@@ -26,7 +26,7 @@ from api.openai.fields import (
 )
 from penstock.engine import ModelCard, Sampling, Task
 from penstock.tools import Tool, Tools
-from streaming.jobs.job import Chat, Job, MessageForm
+from streaming.jobs.job import Chat, Job, MessageForm, has_media
 
 _OTHER_NAME = "It is no field of this endpoint. Use"
 UNSUPPORTED: Refused = {
@@ -228,7 +228,7 @@ class MessageCountRequest(PromptFields):
     def particulars(self, card: ModelCard | None) -> dict[str, Any]:
         """The tokenizer counts, where it counts as an answer's prompt is counted; else one token is generated."""
         found = super().particulars(card)
-        plain = self.tools_asked is None and not found["reasoning"]
+        plain = self.tools_asked is None and not found["reasoning"] and not has_media(self.prompt_asked)
         can_count = card is not None and card.capabilities.tokenize_chats and plain
         return found | {"task": Task(kind="tokenize") if can_count else None}
 

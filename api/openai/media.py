@@ -181,7 +181,7 @@ class _RequestMedia:
             return part
         settings, source = self._reader.settings, source_of(part)
         named = f"{field}.{kind}.{'file_id' if source is None else SOURCES[kind]}"
-        field = named if self._job.response is None else "input"
+        field = "input" if self._job.response is not None else "messages" if self._job.message is not None else named
         field = part[kind].get("field", field)
         self._count += 1
         if self._count > settings.max_parts:

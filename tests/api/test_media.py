@@ -268,6 +268,31 @@ async def test_a_conversation_keeps_no_images_and_says_so(place: Place) -> None:
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input")
 
 
+async def test_a_message_has_images_and_documents(place: Place) -> None:
+    """As blocks of Anthropic's API, by each kind of source; a server gets them as in a chat."""
+    made = await place.api.client.post("/v1/files", data={"purpose": "user_data"}, files={"file": ("b.pdf", PDF)})
+    link = "https://a.example/x.png"
+    blocks = [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": b64(PNG)}},
+        {"type": "image", "source": {"type": "url", "url": link}},
+        {"type": "document", "source": {"type": "file", "file_id": made.json()["id"]}, "title": "B"},
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "It is 42."}},
+        {"type": "text", "text": "Well?"},
+    ]
+    asked = {"model": "sim", "max_tokens": 2, "messages": [{"role": "user", "content": blocks}]}
+    refused = await place.api.post("/v1/messages", asked)
+    assert refused.status_code == 400 and "[media] links" in refused.text
+    set_media(place, links="pass")
+    reply = await place.api.post("/v1/messages", asked)
+    assert reply.status_code == 200, reply.text
+    pdf = {"type": "file", "file": {"filename": "B", "file_data": url(PDF, "application/pdf")}}
+    linked = {"type": "image_url", "image_url": {"url": link}}
+    assert place.got == [image(), linked, pdf, text("It is 42."), text("Well?")]
+    blocks[0]["source"] = {"type": "url", "url": "media:0"}
+    refused = await place.api.post("/v1/messages", asked)
+    assert refused.status_code == 400 and "data: URL" in refused.text
+
+
 async def test_links_are_fetched_only_from_where_they_may_lead(place: Place) -> None:
     """Public addresses, or those of the settings; a redirect too."""
     shown: list[tuple[int, bytes, dict[str, str]]] = []

@@ -88,7 +88,8 @@ OPEN_OBJECTS = """
 BatchRequest ChatJobRequest ChatRequest CompletionJobRequest CompletionRequest ConversationRequest ConversationUpdate
 CountRequest DetokenizeRequest EditForm EmbeddingJobRequest EmbeddingRequest ItemsRequest ImageJobRequest ImageRequest
 ModerationRequest RerankJobRequest TranscriptionForm TranslationForm input[].content[].input_audio
-items[].content[].input_audio messages[].content[].file messages[].content[].image_url messages[].content[].input_audio
+items[].content[].input_audio messages[].content[].file messages[].content[].source messages[].content[].image_url
+messages[].content[].input_audio
 RerankRequest ResponseRequest TokenizeRequest documents[] input[] input[].content[] input[].output[] items[]
 items[].content[] items[].output[] messages[] messages[].content[] messages[].function_call messages[].tool_calls[]
 messages[].tool_calls[].function output_expires_after reasoning response_format.json_schema stream_options text tools[]
@@ -98,7 +99,8 @@ tools[].function
 TEXTS = """
 input[].content[].file_data input[].content[].file_url input[].content[].image_url input[].content[].input_audio.data
 items[].content[].file_data items[].content[].file_url items[].content[].image_url items[].content[].input_audio.data
-messages[].content[].file.file_data messages[].content[].image_url.url messages[].content[].input_audio.data
+messages[].content[].file.file_data messages[].content[].source.data
+messages[].content[].source.url messages[].content[].image_url.url messages[].content[].input_audio.data
 documents[] documents[].text input input[] input[].arguments input[].content input[].content[].refusal
 input[].content[].text input[].output input[].output[].refusal input[].output[].text input[].refusal input[].text
 instructions items[].arguments items[].content items[].content[].refusal items[].content[].text items[].output
