@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,15 +20,13 @@ from api.chat import JobEndpoint
 from api.events import EventStream, HistoryChanged, authors, deltas_of, in_parts, patiently
 from api.jobs import job_headers, own_record, result_of
 from api.openai import errors
-from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
+from api.openai.errors import ApiError, from_failure, stream_reset
 from api.openai.rendering import to_json
-from api.openai.results import count_of
 from api.query import value_of, whole_number
+from api.responses import TokenCount
 from api.services import Services
 from api.stream.reply import STREAM_HEADERS, NumberedFlow, Reply, StreamReply, WholeReply, stream_url
 from streaming.errors import DecodeError, NewerMessage, UnknownJob
-from streaming.jobs.codec import Delta, Terminal
-from streaming.jobs.job import JobState
 from streaming.jobs.records import NEWER, JobRecord
 from streaming.jobs.relay import GONE
 
@@ -127,14 +126,10 @@ class WholeMessage(MessageReply, WholeReply):
     """Sends a new message once it has ended."""
 
 
-class TokenCount(WholeMessage):
-    """Sends the number of a request's input tokens, as the engine counted them or told their ids."""
+class MessageCount(MessageReply, TokenCount):
+    """Sends the number of a request's input tokens."""
 
-    async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
-        if terminal.state is not JobState.COMPLETED:
-            raise from_terminal(terminal)
-        count = terminal.usage.prompt if self._job.task is None else count_of("".join([row.text for row in rows]))
-        return to_json({"input_tokens": count})
+    head: ClassVar[dict[str, str]] = {}
 
 
 class Messages(JobEndpoint):
@@ -146,4 +141,4 @@ class Messages(JobEndpoint):
 class TokenCounts(JobEndpoint):
     """POST /v1/messages/count_tokens."""
 
-    whole = TokenCount
+    whole = MessageCount

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from typing import ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -365,8 +366,10 @@ class WholeResponse(WholeReply):
 class TokenCount(WholeReply):
     """Sends the number of a request's input tokens, as the engine counted them or told their ids."""
 
+    head: ClassVar[dict[str, str]] = {"object": "response.input_tokens"}
+
     async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
         if terminal.state is not JobState.COMPLETED:
             raise from_terminal(terminal)
         count = terminal.usage.prompt if self._job.task is None else count_of("".join([row.text for row in rows]))
-        return to_json({"object": "response.input_tokens", "input_tokens": count})
+        return to_json({**self.head, "input_tokens": count})

@@ -33,6 +33,7 @@ from streaming.jobs.job import source_of
 
 USER, ASSISTANT = "user", "assistant"
 ID = Field(min_length=1, max_length=128)
+CacheControl: TypeAlias = Annotated[dict[str, Any], Field(max_length=16)]
 
 
 class Block(StrictBody):
@@ -41,7 +42,7 @@ class Block(StrictBody):
     ROLES: ClassVar[tuple[str, ...]] = (USER, ASSISTANT, "system")
     """The roles of messages that may have it."""
 
-    cache_control: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
     """Without effect: engines keep the beginnings of prompts by themselves."""
 
     @property
@@ -139,10 +140,13 @@ class ToolUse(Block):
         return ToolCall(self.id, self.name, msgspec.json.encode(self.input).decode())
 
 
+_UNSEEN = r"^(redacted_thinking|(server|mcp)_tool_use|[a-z_]{1,64}_tool_result)$"
+
+
 class Unseen(Block):
     """A block that models here do not see: redacted thinking, or of a tool that a server runs. It is left out."""
 
-    type: str = Field(max_length=80)
+    type: str = Field(pattern=_UNSEEN, max_length=80)
     """Without effect: named in X-Ignored-Fields."""
 
     @property
@@ -150,7 +154,6 @@ class Unseen(Block):
         return [self.type]
 
 
-_UNSEEN = re.compile(r"redacted_thinking|(server|mcp)_tool_use|[a-z_]{1,64}_tool_result")
 _KINDS = ("text", "thinking", "tool_use", "tool_result", "image", "document")
 
 
@@ -160,7 +163,7 @@ def _kind(value: Any) -> str | None:
         return None
     if kind in ("image", "document"):
         return "<media>"
-    return f"<{kind}>" if kind in _KINDS else "<unseen>" if _UNSEEN.fullmatch(kind) else None
+    return f"<{kind}>" if kind in _KINDS else "<unseen>" if re.fullmatch(_UNSEEN, kind) else None
 
 
 TextBlocks: TypeAlias = Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES, fail_fast=True)]

@@ -5,31 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Field, Tag
 
-from api.anthropic.blocks import Messages, Words, sent_messages, turns_of
+from api.anthropic.blocks import CacheControl, Messages, Words, sent_messages, turns_of
+from api.openai import fields
 from api.openai.errors import refuse_if
-from api.openai.fields import (
-    CONSTRAINTS,
-    MAX_MESSAGES,
-    Effort,
-    FunctionName,
-    GenerationRequest,
-    HostedTool,
-    Parameters,
-    Refused,
-    SchemaObject,
-    StopText,
-    StrictBody,
-    TokenLimit,
-    offered_tools,
-)
-from penstock.engine import ModelCard, Sampling, Task
+from penstock.engine import ModelCard
 from penstock.tools import Tool, Tools
-from streaming.jobs.job import Chat, Job, MessageForm, has_media
+from streaming.jobs.job import Chat, Job, MessageForm
 
 _OTHER_NAME = "It is no field of this endpoint. Use"
-UNSUPPORTED: Refused = {
+UNSUPPORTED: fields.Refused = {
     "stop": ((), f"{_OTHER_NAME} stop_sequences."),
     "max_completion_tokens": ((), f"{_OTHER_NAME} max_tokens."),
     "response_format": ((), f"{_OTHER_NAME} output_config.format."),
@@ -38,23 +24,23 @@ UNSUPPORTED: Refused = {
     "logprobs": ((False,), "A message has no log-probabilities: use /v1/chat/completions for them."),
     "seed": ((), "A message has no seed: use temperature 0, or /v1/chat/completions with a seed."),
 }
-_CONSTRAINTS: Refused = dict.fromkeys(CONSTRAINTS, ((), "Use output_config.format with type 'json_schema'."))
+_CONSTRAINTS = dict.fromkeys(fields.CONSTRAINTS, ((), "Use output_config.format with type 'json_schema'."))
 
 
-class CustomTool(StrictBody):
+class CustomTool(fields.StrictBody):
     """A tool that the client runs."""
 
     type: Literal["custom"] | None = None
     """May be left out."""
-    name: FunctionName
+    name: fields.FunctionName
     """Letters, digits, `_`, `-` and `.`; at most 128 characters."""
     description: str | None = None
     """What it does, for the model."""
-    input_schema: Parameters
+    input_schema: fields.Parameters
     """JSON schema of its input, an object; at most 512 KiB."""
     strict: bool | None = None
     """Whether calls are checked against the schema."""
-    cache_control: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
     """Without effect."""
 
     @property
@@ -67,24 +53,24 @@ def _tool_shape(value: Any) -> str:
 
 
 AnyTool: TypeAlias = Annotated[
-    Annotated[CustomTool, Tag("<custom>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(_tool_shape)
+    Annotated[CustomTool, Tag("<custom>")] | Annotated[fields.HostedTool, Tag("<hosted>")], Discriminator(_tool_shape)
 ]
 MODES = {"auto": "auto", "any": "required", "tool": "function", "none": "none"}
 """The types of a choice, as chats name them."""
 
 
-class Choice(StrictBody):
+class Choice(fields.StrictBody):
     """Whether the model must call a tool."""
 
     type: Literal["auto", "any", "tool", "none"]
     """`any`: it must call one; `tool`: the named one."""
-    name: FunctionName | None = None
+    name: fields.FunctionName | None = None
     """Of the tool, with the type `tool`."""
     disable_parallel_tool_use: bool | None = None
     """True: at most one call in an answer."""
 
 
-class ThinkingOptions(StrictBody):
+class ThinkingOptions(fields.StrictBody):
     """Whether the answer shows thinking."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
@@ -104,16 +90,16 @@ class ThinkingOptions(StrictBody):
         return self.type != "disabled" and self.display != "omitted"
 
 
-class OutputFormat(StrictBody):
+class OutputFormat(fields.StrictBody):
     """The format of the answer."""
 
     type: Literal["json_schema"]
     """JSON of a schema."""
-    schema_: Annotated[SchemaObject, Field(alias="schema")]
+    schema_: Annotated[fields.SchemaObject, Field(alias="schema")]
     """At most 512 KiB. The answer is checked."""
 
 
-class OutputConfig(StrictBody):
+class OutputConfig(fields.StrictBody):
     """Options of the answer."""
 
     format: OutputFormat | None = None
@@ -122,21 +108,18 @@ class OutputConfig(StrictBody):
     """How much the model thinks, if it can be told that."""
 
 
-EFFORTS: Mapping[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
-
-
-class PromptFields(GenerationRequest):
+class PromptFields(fields.GenerationRequest):
     """The fields of a message that decide what its prompt is."""
 
-    REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **_CONSTRAINTS}
+    REFUSED: ClassVar[fields.Refused] = {**UNSUPPORTED, **_CONSTRAINTS}
     OPEN = False
 
     messages: Messages
     """The conversation, oldest message first; the last one is not of `assistant`."""
     system: Words | None = None
     """Instructions: a text, or blocks of text."""
-    tools: Annotated[list[AnyTool], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    """Tools that the model may call. Refused if it knows none. Those that a server runs are ignored."""
+    tools: Annotated[list[AnyTool], Field(max_length=fields.MAX_MESSAGES, fail_fast=True)] | None = None
+    """Tools that the model may call. fields.Refused if it knows none. Those that a server runs are ignored."""
     tool_choice: Choice | None = None
     """Whether it must call one."""
     thinking: ThinkingOptions | None = None
@@ -145,7 +128,7 @@ class PromptFields(GenerationRequest):
     """Format of the answer, and effort."""
     output_format: OutputFormat | None = None
     """The older name of `output_config.format`."""
-    cache_control: dict[str, Any] | None = None
+    cache_control: CacheControl | None = None
     """Without effect."""
 
     def check(self) -> None:
@@ -159,19 +142,21 @@ class PromptFields(GenerationRequest):
 
     @property
     def tools_asked(self) -> Tools | None:
-        offered = [tool.tool for tool in self.tools or () if isinstance(tool, CustomTool)]
+        offered = tuple([tool.tool for tool in self.tools or () if isinstance(tool, CustomTool)])
         choice = self.tool_choice or Choice(type="auto")
         named = [choice.name] if choice.type == "tool" and choice.name else []
         refuse_if(choice.type == "tool" and not named, "tool_choice.name", "is required with the type 'tool'")
         if choice.type == "auto" and not offered:
             return None
-        return offered_tools(tuple(offered), MODES[choice.type], named, parallel=not choice.disable_parallel_tool_use)
+        parallel = not choice.disable_parallel_tool_use
+        return fields.offered_tools(offered, MODES[choice.type], named, parallel=parallel)
 
     @property
-    def effort(self) -> Effort | None:
+    def effort(self) -> fields.Effort | None:
         if self.thinking is not None and self.thinking.type == "disabled":
             return "none"
-        return EFFORTS.get((self.output_config and self.output_config.effort) or "")
+        effort = self.output_config.effort if self.output_config else None
+        return "xhigh" if effort == "max" else effort
 
     def reasoning_of(self, card: ModelCard | None) -> str:
         """As that of a chat that asks for as much as its model can be told: effort is a hint here."""
@@ -187,18 +172,14 @@ class PromptFields(GenerationRequest):
 class MessagesRequest(PromptFields):
     """The body of POST /v1/messages."""
 
-    max_tokens: TokenLimit
+    max_tokens: fields.TokenLimit
     """Most tokens."""
-    stop_sequences: Annotated[list[StopText], Field(max_length=64, fail_fast=True)] | None = None
+    stop_sequences: Annotated[list[fields.StopText], Field(max_length=64, fail_fast=True)] | None = None
     """The text ends before the first of these."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     """Null: the engine's setting."""
     service_tier: Literal["auto", "standard_only"] | None = None  # type: ignore[assignment]  # other words
     """`standard_only`: the standard lane."""
-
-    _labels = field_validator("metadata", mode="before")(
-        lambda value: {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
-    )
 
     @property
     def end_user(self) -> str | None:
@@ -218,19 +199,8 @@ class MessagesRequest(PromptFields):
         return super().particulars(card) | {"message": form}
 
 
-class MessageCountRequest(PromptFields):
+class MessageCountRequest(fields.Counted, PromptFields):
     """The body of POST /v1/messages/count_tokens."""
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(max_tokens=1, temperature=0.0)
-
-    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
-        """The tokenizer counts, where it counts as an answer's prompt is counted; else one token is generated."""
-        found = super().particulars(card)
-        plain = self.tools_asked is None and not found["reasoning"] and not has_media(self.prompt_asked)
-        can_count = card is not None and card.capabilities.tokenize_chats and plain
-        return found | {"task": Task(kind="tokenize") if can_count else None}
 
 
 # --- a job's request -------------------------------------------------------------------------------------------------

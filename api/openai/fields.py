@@ -30,9 +30,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from api.openai.errors import invalid_request, refuse_if
-from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
+from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling, Task
 from penstock.tools import Tool, ToolCall, Tools
-from streaming.jobs.job import Chat, without_extras
+from streaming.jobs.job import Chat, has_media, without_extras
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.order import Priority
 
@@ -948,6 +948,21 @@ class GenerationRequest(QueuedRequest):
     @property
     def sampling(self) -> Sampling:
         return Sampling(**self.sampler_fields)
+
+
+class Counted(GenerationRequest):
+    """A request that counts the tokens of its prompt."""
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_tokens=1, temperature=0.0)
+
+    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
+        """The tokenizer counts, where it counts as an answer's prompt is counted; else one token is generated."""
+        found = super().particulars(card)
+        plain = self.tools_asked is None and not found["reasoning"] and not has_media(self.prompt_asked)
+        can_count = card is not None and card.capabilities.tokenize_chats and plain
+        return found | {"task": Task(kind="tokenize") if can_count else None}
 
 
 _LEAVE_OUT = "Leave it out."

@@ -24,6 +24,7 @@ FOREIGN = (
     ("GET", "/v1/jobs/{job}/result"),
     ("GET", "/v1/jobs/{job}/stream"),
     ("GET", "/v1/jobs/{job}/timing"),
+    ("GET", "/v1/messages/msg_{job}"),
     CANCEL,
     ("GET", LIST),
 )

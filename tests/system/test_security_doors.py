@@ -234,7 +234,7 @@ def test_methods_that_are_not_listed_do_nothing(house: House, family: str) -> No
 @pytest.mark.parametrize(
     "header",
     ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override", "X-Original-URL", "X-Rewrite-URL",
-     "X-Forwarded-Host", "X-Forwarded-User", "X-Remote-User", "X-Api-Key", "Api-Key", "Cookie", "Proxy-Authorization",
+     "X-Forwarded-Host", "X-Forwarded-User", "X-Remote-User", "Api-Key", "Cookie", "Proxy-Authorization",
      "X-Tenant", "X-Admin"],
 )  # fmt: skip
 def test_no_other_header_lets_anybody_in(house: House, header: str) -> None:
@@ -244,6 +244,16 @@ def test_no_other_header_lets_anybody_in(house: House, header: str) -> None:
         assert house.request("GET", "/admin/dlq", headers={header: value, "Authorization": bearer("red")})[0] == 403
         path = f"/v1/jobs?api_key={KEYS['root']}&key={KEYS['root']}&access_token={KEYS['root']}"
         assert house.request("GET", path, headers={header: value})[0] == 401
+
+
+def test_a_key_alone_lets_in_as_a_bearer_does(house: House) -> None:
+    """By the header of Anthropic's clients; what Authorization says goes first."""
+    assert house.request("GET", "/v1/jobs", headers={"X-Api-Key": KEYS["red"]})[0] == 200
+    assert house.request("GET", "/admin/dlq", headers={"X-Api-Key": KEYS["red"]})[0] == 403
+    both = {"X-Api-Key": KEYS["root"], "Authorization": bearer("red")}
+    assert house.request("GET", "/admin/dlq", headers=both)[0] == 403
+    for value in (bearer("root"), "root", f"key={KEYS['root']}"):
+        assert house.request("GET", "/v1/jobs", headers={"X-Api-Key": value})[0] == 401
 
 
 # --- what is in the path and in the Host -----------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Case(NamedTuple):
     """Whether values of every type are tried: no other route has this field of this model."""
 
 
-INHERITS = {"CountRequest": "ResponseRequest"}
+INHERITS = {"CountRequest": "ResponseRequest", "MessageCountRequest": "MessagesRequest"}
 """Models whose fields are another one's; those of jobs inherit from the request that they are named after."""
 
 
@@ -92,8 +92,9 @@ items[].content[].input_audio messages[].content[].file messages[].content[].sou
 messages[].content[].input_audio
 RerankRequest ResponseRequest TokenizeRequest documents[] input[] input[].content[] input[].output[] items[]
 items[].content[] items[].output[] messages[] messages[].content[] messages[].function_call messages[].tool_calls[]
-messages[].tool_calls[].function output_expires_after reasoning response_format.json_schema stream_options text tools[]
-tools[].function
+messages[].tool_calls[].function output_expires_after reasoning response_format.json_schema stream_options text
+tools[] tools[].function MessageCountRequest MessagesRequest messages[].content[].content[] output_config
+output_config.format output_format system[] thinking tool_choice
 """
 """Unknown fields are ignored; the size and the weight of a body bound them."""
 TEXTS = """
@@ -105,8 +106,9 @@ documents[] documents[].text input input[] input[].arguments input[].content inp
 input[].content[].text input[].output input[].output[].refusal input[].output[].text input[].refusal input[].text
 instructions items[].arguments items[].content items[].content[].refusal items[].content[].text items[].output
 items[].output[].refusal items[].output[].text items[].refusal messages[].content messages[].content[].refusal
-messages[].content[].text messages[].function_call.arguments messages[].tool_calls[].function.arguments prompt prompt[]
-query
+messages[].content[].text messages[].function_call.arguments messages[].tool_calls[].function.arguments prompt
+prompt[] query messages[].content[].content messages[].content[].content[].text messages[].content[].signature
+messages[].content[].thinking system system[].text tools[].description
 """
 """As long as a body, or its media, may be, like the lists of 'input', 'prompt' and 'tokens'; what the model cannot hold
 is refused."""
@@ -122,6 +124,8 @@ UNBOUNDED = {
     "string response_format.json_schema.description",  # read and dropped
     "object tools[].function.parameters",  # its bytes and its depth are checked (api/openai/fields.py)
     "object tools[].parameters",  # its bytes and its depth are checked (api/openai/fields.py)
+    "object messages[].content[].input",  # the arguments of an earlier call
+    *(f"object {name}" for name in ("tools[].input_schema", "output_config.format.schema", "output_format.schema")),
     "object text.format.schema",  # its bytes and its depth are checked (api/openai/fields.py)
     "string queue.on_disconnect",  # its pattern has no room for more
     "string input_file_id",  # looked up; what is no id of ours is a 404 or 400

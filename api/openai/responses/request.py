@@ -14,6 +14,7 @@ from api.openai.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     ClosedBody,
+    Counted,
     Effort,
     Function,
     FunctionTool,
@@ -30,9 +31,9 @@ from api.openai.fields import (
     with_its_type,
 )
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
-from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard, Sampling, Task
+from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard
 from penstock.tools import Tool
-from streaming.jobs.job import Chat, ResponseForm, has_media
+from streaming.jobs.job import Chat, ResponseForm
 
 
 class FlatTool(Function, FunctionTool):
@@ -328,19 +329,8 @@ class ResponseRequest(InputFields):
         return super().particulars(card) | {"response": form}
 
 
-class CountRequest(InputFields):
+class CountRequest(Counted, InputFields):
     """The body of POST /v1/responses/input_tokens."""
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(max_tokens=1, temperature=0.0)
-
-    def particulars(self, card: ModelCard | None) -> dict[str, Any]:
-        """The tokenizer counts, where it counts as an answer's prompt is counted; else one token is generated."""
-        found = super().particulars(card)
-        plain = self.tools_asked is None and not found["reasoning"] and not has_media(self.prompt_asked)
-        can_count = card is not None and card.capabilities.tokenize_chats and plain
-        return found | {"task": Task(kind="tokenize") if can_count else None}
 
 
 def check_line(request: ResponseRequest) -> None:

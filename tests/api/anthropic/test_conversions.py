@@ -109,7 +109,7 @@ def test_tools_are_the_same_in_both_forms(
         ({"stop": ["a", "b"]}, {"stop_sequences": ["a", "b"]}),
         ({"temperature": 0.5, "top_p": 0.9, "top_k": 4}, {"temperature": 0.5, "top_p": 0.9, "top_k": 4}),
         ({"user": "u", "metadata": {"user_id": "u"}}, {"metadata": {"user_id": "u"}}),
-        ({}, {"metadata": {"user_id": None}, "thinking": {"type": "adaptive"}, "cache_control": {"type": "ephemeral"}}),
+        ({}, {"thinking": {"type": "adaptive"}, "cache_control": {"type": "ephemeral"}}),
         ({"service_tier": "default"}, {"service_tier": "standard_only"}),
         ({"queue": {"priority": "batch", "deadline_ms": 9}}, {"queue": {"priority": "batch", "deadline_ms": 9}}),
         (
