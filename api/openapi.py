@@ -409,7 +409,7 @@ ANSWERS: dict[str, Schema] = {
         role=word_of("assistant"),
         content=list_of(schema("ContentBlock")),
         stop_reason=word_of("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"),
-        stop_sequence=maybe(told(STRING, "Which one ended the text, if the engine says it.")),
+        stop_sequence=maybe(told(STRING, "Which one ended the text.")),
         usage=MESSAGE_USAGE,
     ),
     "ContentBlock": {

@@ -84,7 +84,7 @@ def _stop(terminal: Terminal, items: Iterable[AnswerItem], stopped_by: str | Non
 
 
 def _stopped_by(row: Delta) -> str | None:
-    """The stop sequence that ended the text, if the engine says it: servers of vLLM do."""
+    """The stop sequence that ended the text; None if none did."""
     said = row.extras.get("choice", {}).get("stop_reason") if row.extras else None
     return said if isinstance(said, str) and said else None
 

@@ -79,6 +79,8 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{
         ("/v1/responses", {"model": "sim", "input": "x", "instructions": "project falcon"}, "input"),
         ("/v1/embeddings", {"model": "sim", "input": ["project falcon"]}, "input"),
         ("/v1/jobs", chat("project falcon"), "messages"),
+        ("/v1/messages", chat("project falcon", max_tokens=4), "messages"),
+        ("/v1/messages", chat("x", max_tokens=4, system=[{"type": "text", "text": "project falcon"}]), "messages"),
     ],
 )  # fmt: skip
 async def test_a_request_is_refused(api: LocalApi, path: str, asked: dict[str, Any], param: str) -> None:

@@ -105,6 +105,19 @@ def test_a_message_and_its_stream(client: Anthropic) -> None:
     assert counted.input_tokens == message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
 
 
+def test_a_stop_sequence_is_named(client: Anthropic) -> None:
+    """Whole and streamed, also if it spans tokens."""
+    asked: Any = {"model": "sim", "max_tokens": 40, "messages": ASKED}
+    words = client.messages.create(**asked).content[0].text.split(" ")  # type: ignore[union-attr]
+    stop = f"{words[5]} {words[6][:2]}"
+    message = client.messages.create(stop_sequences=["never", stop], **asked)
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+    assert message.content[0].text == " ".join(words[:5]) + " "  # type: ignore[union-attr]
+    with client.messages.stream(stop_sequences=["never", stop], **asked) as stream:
+        final = stream.get_final_message()
+    assert (final.stop_reason, final.stop_sequence, final.usage) == ("stop_sequence", stop, message.usage)
+
+
 WEATHER = {
     "name": "get_weather",
     "description": "Weather of a city.",

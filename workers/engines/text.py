@@ -27,7 +27,8 @@ class StopMatcher:
         self._held = ""
         self._seen = 0
         """Characters at the beginning of the held text that the earlier attempt has shown."""
-        self.hit = False
+        self.hit = ""
+        """The stop string that has matched."""
         if past:
             self.feed(past)
             self._seen = len(self._held)
@@ -39,9 +40,8 @@ class StopMatcher:
         if self.hit:
             return ""
         self._held += text
-        cut = self._first_match()
-        if cut is not None:
-            self.hit = True
+        if (match := self._first_match()) is not None:
+            cut, self.hit = match
             return self._release(cut)
         return self._release(len(self._held) - self._longest_partial())
 
@@ -54,10 +54,10 @@ class StopMatcher:
         self._held, self._seen = self._held[length:], max(0, self._seen - length)
         return shown
 
-    def _first_match(self) -> int | None:
-        """Where the stop string begins that ends first (the longest, if several end there), or None."""
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        return min(found)[1] if found else None
+    def _first_match(self) -> tuple[int, str] | None:
+        """The stop string that ends first (the longest, if several end there), with where it begins; or None."""
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        return min(found)[1:] if found else None
 
     def _longest_partial(self) -> int:
         """Length of the longest suffix of the held text that is a prefix of a stop string."""
@@ -78,16 +78,20 @@ class TokenGate:
 
     @property
     def hit(self) -> bool:
-        return self._matcher.hit
+        return bool(self._matcher.hit)
 
     def feed(self, piece: Piece) -> Piece:
         """Return what may pass now as one piece, which may be empty. On a match that is all that was generated, with
-        the text cut before the stop string and without log-probabilities for tokens that show no text."""
+        the text cut before the stop string and without log-probabilities for tokens that show no text, and it says which
+        stop string it was, as vLLM does."""
         if self._open:
             return piece
         self._waiting.append(piece)
         self._safe += self._matcher.feed(piece.text)
-        return joined(piece.id, self._cut() if self.hit else self._whole())
+        if not self.hit:
+            return joined(piece.id, self._whole())
+        last, told = joined(piece.id, self._cut()), {"choice": {"stop_reason": self._matcher.hit}}
+        return replace(last, extras=merged([last.extras or {}, told]))
 
     def flush(self, request_id: str) -> Piece:
         """Return what was held back, once the generation ended for another reason."""

@@ -236,6 +236,17 @@ async def test_what_is_no_request_is_refused(head: bytes) -> None:
         assert all(scope["path"] == "/" for scope in door.app.asked)
 
 
+@pytest.mark.parametrize(
+    "head",
+    [b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nA : b\r\n\r\n", GET + b"Anthropic-Version: 1\r\nB: c\r\nA : b\r\n\r\n"],
+)
+async def test_a_client_of_another_api_is_refused_in_its_form(head: bytes) -> None:
+    async with opened() as door, client(door, head) as it:
+        status, _, body = await it.answer()
+        refused = json.loads(body)
+        assert (status, refused["type"], refused["error"]["type"]) == (400, "error", "invalid_request_error")
+
+
 async def test_garbage_behind_a_request_does_not_disturb_its_answer() -> None:
     async with opened() as door, client(door, b"GET /hold HTTP/1.1\r\nHost: a\r\n\r\n\x00\x01") as it:
         await soon(lambda: door.connection._dropping)
