@@ -37,6 +37,8 @@ async def retrieve(request: Request) -> ASGIApp:
     services, query = services_of(request), request.query_params
     request.path_params["job_id"] = job_of(request.path_params["message_id"])
     record = await own_record(request)
+    if record.fault:
+        raise from_failure(record.unread)
     if record.job.message is None:
         raise errors.job_not_found()
     seen, after = request.headers.get("last-event-id"), value_of(query, "starting_after")

@@ -120,6 +120,11 @@ RESPONSE_USAGE = object_of(
     output_tokens_details=object_of(reasoning_tokens=INTEGER),
 )
 """Token counts as responses and batches have them."""
+BLOCKS = [
+    object_of(type=word_of("text"), text=STRING),
+    object_of(type=word_of("thinking"), **each(STRING, "thinking", "signature")),
+    object_of(type=word_of("tool_use"), **each(STRING, "id", "name"), input=FREE),
+]
 MESSAGE_USAGE = object_of(
     **each(INTEGER, "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"),
     service_tier=word_of("priority", "standard", "batch"),
@@ -407,18 +412,11 @@ ANSWERS: dict[str, Schema] = {
         **each(STRING, "id", "model"),
         type=word_of("message"),
         role=word_of("assistant"),
-        content=list_of(schema("ContentBlock")),
+        content=list_of({"anyOf": BLOCKS}),
         stop_reason=word_of("end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"),
         stop_sequence=maybe(told(STRING, "Which one ended the text.")),
         usage=MESSAGE_USAGE,
     ),
-    "ContentBlock": {
-        "anyOf": [
-            object_of(type=word_of("text"), text=STRING),
-            object_of(type=word_of("thinking"), **each(STRING, "thinking", "signature")),
-            object_of(type=word_of("tool_use"), **each(STRING, "id", "name"), input=FREE),
-        ]
-    },
     "TokenCount": object_of(input_tokens=INTEGER),
     "Conversation": object_of(id=STRING, object=word_of("conversation"), created_at=INTEGER, metadata=LABELS),
     "ConversationItem": any_of("InputMessage", "CallItem", "CallOutputItem", "ReasoningOutput"),

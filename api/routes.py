@@ -26,11 +26,11 @@ from api import (
     forms,
     health,
     jobs,
+    messages,
     moderations,
     responses,
     timing,
 )
-from api import messages as by_anthropic
 from api import usage as used
 from api.admin import audit, keys, letters, overview, pools, tenants
 from api.admin import jobs as all_jobs
@@ -168,11 +168,11 @@ ROUTES = (
           bodies=("ChatRequest",), **_COMPLETION),
     Route("POST", "/v1/completions", chat.JobEndpoint("completion"), CALLER, "Continue a text", "Completion",
           bodies=("CompletionRequest",), **_COMPLETION),
-    Route("POST", "/v1/messages", by_anthropic.Messages("message"), CALLER, "Answer a conversation, by Anthropic's API",
+    Route("POST", "/v1/messages", messages.Messages("message"), CALLER, "Answer a conversation, by Anthropic's API",
           "MessageAnswer", bodies=("MessagesRequest",), **_COMPLETION),
-    Route("POST", "/v1/messages/count_tokens", by_anthropic.TokenCounts("message_count"), CALLER,
+    Route("POST", "/v1/messages/count_tokens", messages.TokenCounts("message_count"), CALLER,
           "Count the input tokens of a message", "TokenCount", bodies=("MessageCountRequest",), **_TASK),
-    Route("GET", "/v1/messages/{message_id}", by_anthropic.retrieve, CALLER,
+    Route("GET", "/v1/messages/{message_id}", messages.retrieve, CALLER,
           "Show a message, or stream its events after one", "MessageAnswer", params=("stream", "starting_after"),
           headers=("X-Job-Id", "Stream-Url"), or_job=True, events=True, errors=(409,)),
     Route("POST", "/v1/responses", responses.Responses("response"), CALLER, "Create a response", "Response",

@@ -48,14 +48,8 @@ def message_object(
     job: Job, content: Sequence[Any], stop: dict[str, Any], usage: Usage | None = None
 ) -> dict[str, Any]:
     """Render a message with its `stop_reason` and `stop_sequence`."""
-    head = {
-        "id": message_id(job.id),
-        "type": "message",
-        "role": "assistant",
-        "model": job.full_model,
-        "content": content,
-    }
-    return {**head, **stop, "usage": usage_object(job, usage)}
+    head = {"id": message_id(job.id), "type": "message", "role": "assistant", "model": job.full_model}
+    return {**head, "content": content, **stop, "usage": usage_object(job, usage)}
 
 
 def message_in_slices(facts: Facts, terminal: Terminal, rows: Sequence[Delta]) -> Sliced[dict[str, Any]]:
@@ -74,13 +68,10 @@ NOT_STOPPED: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
 
 def _stop(terminal: Terminal, items: Iterable[AnswerItem], stopped_by: str | None) -> dict[str, Any]:
-    finish, numbers = terminal.finishes[0] if terminal.finishes else "stop", {item.number for item in items}
-    if finish in STOP_REASONS:
-        return NOT_STOPPED | {"stop_reason": STOP_REASONS[finish]}
-    if stopped_by is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": stopped_by}
-    reason = "tool_use" if any(number >= 0 for number in numbers) else "refusal" if REFUSED in numbers else "end_turn"
-    return NOT_STOPPED | {"stop_reason": reason}
+    numbers = {item.number for item in items}
+    ended = "tool_use" if max(numbers, default=SAID) >= 0 else "refusal" if REFUSED in numbers else "end_turn"
+    reason = STOP_REASONS.get("".join(terminal.finishes[:1])) or ("stop_sequence" if stopped_by else ended)
+    return {"stop_reason": reason, "stop_sequence": stopped_by if reason == "stop_sequence" else None}
 
 
 def _stopped_by(row: Delta) -> str | None:

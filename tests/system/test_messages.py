@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import anthropic
+import msgspec
 import pytest
 from anthropic import Anthropic
 from batching import said
@@ -368,6 +369,19 @@ def test_json_that_begins_again_is_told_and_never_joined(json_house: House) -> N
     assert rest.whole() == found[8:]
     shown = json.loads(house.get(f"/v1/messages/{reader.message}")[1])
     assert shown["content"][0]["text"] == text_of(found)
+
+
+def test_a_message_of_a_newer_version_is_left_to_it(empty_house: House) -> None:
+    house = empty_house
+    house.start_all("workers")
+    made = json.loads(house.post("/v1/messages", {"model": "sim", "max_tokens": 2, "messages": ASKED})[2])
+    key = f"penstock:{{0}}:job:{made['id'].removeprefix('msg_')}"
+    with Redis.from_url(house.redis_url) as store:
+        body = msgspec.msgpack.decode(store.hget(key, "body"))
+        assert body["v"] == 7, "older versions would show it as a chat"
+        store.hset(key, "body", msgspec.msgpack.encode(body | {"v": 99}))
+    status, data = house.get(f"/v1/messages/{made['id']}")
+    assert (status, json.loads(data)["error"]["code"]) == (503, "newer_version")
 
 
 class River(BaseModel):

@@ -82,8 +82,8 @@ class TokenGate:
 
     def feed(self, piece: Piece) -> Piece:
         """Return what may pass now as one piece, which may be empty. On a match that is all that was generated, with
-        the text cut before the stop string and without log-probabilities for tokens that show no text, and it says which
-        stop string it was, as vLLM does."""
+        the text cut before the stop string and without log-probabilities for tokens that show no text. It then says
+        which stop string it was, as vLLM does."""
         if self._open:
             return piece
         self._waiting.append(piece)
