@@ -144,7 +144,7 @@ def _completion(kind: str, **said: Schema) -> Schema:
         created=INTEGER,
         service_tier=TIER,
         system_fingerprint=maybe(STRING),
-        choices=list_of(choice),
+        choices=list_of(extended(choice, stop_reason=told(STRING, "The stop text that ended it, if one did."))),
         usage=schema("Usage"),
     )
     return extended(answer, served_by=told(STRING, "If other models gave it than `model`: their names."))
