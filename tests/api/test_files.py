@@ -77,7 +77,7 @@ def test_expiry_is_as_asked(ann: OpenAI) -> None:
 def test_what_is_wrong_is_refused_and_leaves_nothing(door: House, ann: OpenAI) -> None:
     """Purpose, lines, size; size also while it comes without a length."""
     with pytest.raises(BadRequestError, match="purpose must be 'batch'"):
-        ann.files.create(file=b"x", purpose="assistants")
+        ann.files.create(file=b"x", purpose="fine-tune")
     with pytest.raises(BadRequestError, match="more than 50 lines"):
         ann.files.create(file=b"{}\n" * 51, purpose="batch")
     assert _raw(door, b"x" * (LIMIT + 1), chunked=False) == 413
