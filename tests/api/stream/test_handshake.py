@@ -8,16 +8,20 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import uvicorn
 from certificates import Authority
 from connections import PATIENCE_S, Served, serving, soon
 from starlette.types import Receive, Scope, Send
 
 from api.settings import ApiSettings
 from api.stream import connection_guard
+from api.stream.connection_guard import ConnectionGuard, DrainingServer
+from api.stream.handshake import Handshake
 from api.tls import Certificate, trusting
 from penstock.config import ConfigError
 
@@ -237,3 +241,31 @@ def test_files_that_cannot_be_used_are_named_with_the_fix(pair: tuple[Path, Path
         Certificate(*pair)
     with pytest.raises(ValueError, match="set both"):
         ApiSettings(tls_certificate=pair[0])
+
+
+async def test_a_handshake_that_is_under_way_when_the_server_stops_is_finished(
+    pair: tuple[Path, Path], authority: Authority
+) -> None:
+    """And the request behind it is answered: its client could not know."""
+    guard = ConnectionGuard(ApiSettings())
+    http = cast(type[asyncio.Protocol], partial(Handshake, guard=guard, certificate=Certificate(*pair)))
+    config = uvicorn.Config(cast(Any, App()), http=http, log_config=None, lifespan="off", timeout_graceful_shutdown=30)
+    config.load()
+    server = DrainingServer(config, guard.handshakes)
+    server.lifespan = config.lifespan_class(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as plain:
+        await server.startup(sockets=[listener])
+        await asyncio.to_thread(plain.connect, listener.getsockname())
+        await soon(lambda: guard.handshakes)
+        stopping = asyncio.create_task(server.shutdown())
+        await asyncio.sleep(0.3)  # longer than a server without connections takes to stop
+        assert not stopping.done()
+
+        def ask_now() -> bytes:
+            context = ssl.create_default_context(cafile=str(authority.file))
+            with context.wrap_socket(plain, server_hostname="one") as client:
+                client.sendall(ASK)
+                return client.recv(4096)
+
+        assert (await asyncio.to_thread(ask_now)).startswith(b"HTTP/1.1 200")
+        await stopping
