@@ -375,6 +375,13 @@ def test_a_schedule_is_created_shown_steered_and_cancelled(openai: OpenAI) -> No
     assert (done["status"], done["next_run_at"], done["errors"]) == ("cancelled", None, None)
 
 
+def test_a_line_has_no_time_of_its_own(openai: OpenAI) -> None:
+    done = ended(openai, begin(openai, [line(0), line(1, queue={"delay_ms": 5})]))
+    assert done.request_counts and (done.request_counts.completed, done.request_counts.failed) == (1, 1)
+    (refused,) = content(openai, done.error_file_id)
+    assert refused["response"]["body"]["error"]["param"] == "queue.not_before"
+
+
 NO_SCHEDULES: list[dict[str, Any]] = [
     *({}, {"cron": "@daily"}, {"cron": "0 0 30 2 *"}),
     *({"cron": "* * * * *", "timezone": "x"}, {"cron": "* * * * *", "a": 1}),
