@@ -5,6 +5,7 @@ A message is a job: it waits in the same lanes under the same quotas, and `msg_`
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import ClassVar
@@ -27,6 +28,7 @@ from api.responses import TokenCount
 from api.services import Services
 from api.stream.reply import STREAM_HEADERS, NumberedFlow, Reply, StreamReply, WholeReply, stream_url
 from streaming.errors import DecodeError, NewerMessage, UnknownJob
+from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.records import NEWER, JobRecord
 from streaming.jobs.relay import GONE
 
@@ -118,6 +120,14 @@ class MessageStream(MessageReply, StreamReply):
 
     def _new_renderer(self) -> MessageEvents:
         return self._sequence
+
+    def _render(self, rows: list[Delta], terminal: Terminal | None) -> bytes:
+        """As StreamReply; a long time of thinking that is not shown is told by pings."""
+        data, now = super()._render(rows, terminal), time.monotonic()
+        if not data and now - self._pinged_s >= self._services.settings.keep_alive_s:
+            data = PING
+        self._pinged_s = now if data else self._pinged_s
+        return data
 
     def _error_event(self, error: ApiError) -> bytes:
         self._services.metrics.count_error(error.code)

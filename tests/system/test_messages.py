@@ -371,6 +371,14 @@ def test_json_that_begins_again_is_told_and_never_joined(json_house: House) -> N
     assert shown["content"][0]["text"] == text_of(found)
 
 
+def test_thinking_that_is_not_shown_is_no_silence(tmp_path: Any) -> None:
+    with serving(tmp_path, "workers", PENSTOCK_SIM_STEP_MS="50", PENSTOCK_API_KEEP_ALIVE_S="0.1") as house:
+        reader = create(house, "silence", max_tokens=40, output_config={"effort": "max"})
+        found = reader.whole()
+        before = reader.data.partition(b"content_block_start")[0]
+        assert before.count(b"event: ping") >= 4 and reader.ids == list(range(len(found)))
+
+
 def test_a_message_of_a_newer_version_is_left_to_it(empty_house: House) -> None:
     house = empty_house
     house.start_all("workers")
