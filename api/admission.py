@@ -83,7 +83,13 @@ def header(scope: Scope, name: bytes, default: str = "") -> str:
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
-    """Read a whole JSON body of at most `limit` bytes, and check that it parses fast enough.
+    """Read a whole JSON body of at most `limit` bytes, and check that it parses fast enough. Raises as `receive_body`;
+    ApiError also for one that does not."""
+    return await weighed(await receive_body(scope, receive, limit))
+
+
+async def receive_body(scope: Scope, receive: Receive, limit: int) -> bytearray:
+    """Read a whole JSON body of at most `limit` bytes.
 
     Raises:
         ApiError: 400, 413, 415.
@@ -105,7 +111,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
         more = message.get("more_body", False)
         if len(body) > limit:
             raise errors.payload_too_large(limit)
-    return await weighed(without_mark(body))
+    return without_mark(body)
 
 
 def idempotency_key(scope: Scope) -> str:

@@ -33,16 +33,27 @@ from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch
 
 async def create(request: Request) -> Response:
     """POST /v1/batches: accept the batch durably and return it."""
-    services, caller = services_of(request), caller_of(request)
-    if caller.models:  # its lines name any model, and are read later
-        raise errors.outside_of_key("models", "batches")
+    services = services_of(request)
+    check_key(caller_of(request))
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
     asked = _asked(body)
     if services.refusal:
         raise errors.store_full(services.refusal)
+    return as_json(batch_object(await accept_batch(request, asked, body)), headers=ignored_header(asked))
+
+
+def check_key(caller: Caller) -> None:
+    """Raise ApiError (403) for a key with models: the lines of a batch name any model, and are read later."""
+    if caller.models:
+        raise errors.outside_of_key("models", "batches")
+
+
+async def accept_batch(request: Request, asked: BatchRequest, body: bytes, lines: int = 0) -> BatchRecord:
+    """Accept a batch durably. `lines`: of its input; 0: not known. Raises ApiError, StreamingError."""
+    services, caller = services_of(request), caller_of(request)
     key = idempotency_key(request.scope)
     batch_id, trace = services.batches.new_id(caller.tenant, key), request.scope["state"]["trace"]
-    batch = _batch(services, caller, asked, batch_id, trace)
+    batch = replace(_batch(services, caller, asked, batch_id, trace), lines=lines)
     limits = await file_limits(services, caller)
     used, limit_bytes = limits.used, limits.quota
     if asked.schedule is not None:
@@ -73,7 +84,7 @@ async def create(request: Request) -> Response:
         raise unanswered(services, error, key, partial(services.batches.request, batch.id, "cancel")) from None
     if record.state.final:  # the key led to a batch that has ended
         await asyncio.to_thread(services.file_store.end_work, batch.id)
-    return as_json(batch_object(record), headers=ignored_header(asked))
+    return record
 
 
 async def _discard_input(services: Services, batch: Batch) -> None:
@@ -160,13 +171,18 @@ async def resume(request: Request) -> Response:
 
 
 async def _command(request: Request, command: BatchCommand) -> Response:
-    services, record = services_of(request), await own_batch(request)
+    return as_json(batch_object(await command_batch(request, await own_batch(request), command)))
+
+
+async def command_batch(request: Request, record: BatchRecord, command: BatchCommand) -> BatchRecord:
+    """Tell a batch to do something, and return its record after that. Raises ApiError (409)."""
+    services = services_of(request)
     before = await services.batches.request(record.batch.id, command)
     applied = before in (BatchState.SCHEDULED, BatchState.VALIDATING, BatchState.IN_PROGRESS)
     already_cancelled = command == "cancel" and before in (BatchState.CANCELLING, BatchState.CANCELLED)
     if not applied and not already_cancelled:
         raise errors.batch_not_commanded(command, before.value)
-    return as_json(batch_object(await services.batches.get(record.batch.id, record.batch.tenant)))
+    return await services.batches.get(record.batch.id, record.batch.tenant)
 
 
 async def output(request: Request) -> Response:

@@ -6,9 +6,10 @@ An upload is streamed to disk in blocks, and its limits are enforced while it is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
@@ -46,24 +47,50 @@ async def create(request: Request) -> Response:
     if services.refusal:
         raise errors.store_full(services.refusal)
     length = request.headers.get("content-length", "")
+    limits = await file_limits(services, caller)
+    with (
+        _told(),
+        Allowance(services.receiving_bytes, caller.tenant, services.files_settings.size_limit, limits) as allowance,
+    ):
+        allowance.check_length(int(length) if length.isdecimal() else 0)
+        kind = request.headers.get("content-type", "")
+        idle_timeout_s = services.settings.send_timeout_s
+        await asyncio.to_thread(services.file_store.claim, services.store.deployment)
+        upload = await receive(request.stream(), kind, services.file_store, allowance, idle_timeout_s)
+        file = await _keep(services, caller.tenant, upload, limits.quota)
+    return as_json(file_object(file))
+
+
+async def keep_lines(services: Services, caller: Caller, data: bytes, lines: int, name: str) -> StoredFile:
+    """Keep the input of a batch as an upload of the caller. Raises ApiError, Unavailable."""
+    limits = await file_limits(services, caller)
+    with (
+        _told(),
+        Allowance(services.receiving_bytes, caller.tenant, services.files_settings.size_limit, limits) as allowance,
+    ):
+        allowance.take(len(data))
+        await asyncio.to_thread(services.file_store.claim, services.store.deployment)
+        incoming = await asyncio.to_thread(services.file_store.open_incoming)
+        upload = Upload({"purpose": BATCH}, incoming, name, lines)
+        try:
+            await asyncio.to_thread(incoming.write, data)
+        except BaseException:
+            incoming.discard()
+            raise
+        return await _keep(services, caller.tenant, upload, limits.quota)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Raises ApiError if there is no room for a file."""
     try:
-        limits = await file_limits(services, caller)
-        with Allowance(
-            services.receiving_bytes, caller.tenant, services.files_settings.size_limit, limits
-        ) as allowance:
-            allowance.check_length(int(length) if length.isdecimal() else 0)
-            kind = request.headers.get("content-type", "")
-            idle_timeout_s = services.settings.send_timeout_s
-            await asyncio.to_thread(services.file_store.claim, services.store.deployment)
-            upload = await receive(request.stream(), kind, services.file_store, allowance, idle_timeout_s)
-            file = await _keep(services, caller.tenant, upload, limits.quota)
+        yield
     except QuotaExceeded as error:
         raise errors.quota_exceeded(error, "file") from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise errors.store_full(DISK_FULL) from None
-    return as_json(file_object(file))
 
 
 async def _keep(services: Services, tenant: str, upload: Upload, limit: int | None) -> StoredFile:
@@ -160,10 +187,15 @@ async def content(request: Request) -> Response:
 
 async def delete(request: Request) -> Response:
     """DELETE /v1/files/{id}: delete the file. Batches created from it continue."""
-    services, file = services_of(request), await own_file(request)
+    file = await own_file(request)
+    await drop_file(services_of(request), file)
+    return as_json({"id": file.id, "object": "file", "deleted": True})
+
+
+async def drop_file(services: Services, file: StoredFile) -> None:
+    """Delete a file: its bytes, then its record. Raises Unavailable."""
     await asyncio.to_thread(services.file_store.remove, file.id)
     await services.files.forget(file.id, file.tenant)
-    return as_json({"id": file.id, "object": "file", "deleted": True})
 
 
 async def own_file(request: Request) -> StoredFile:

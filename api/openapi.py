@@ -48,6 +48,11 @@ def object_of(**properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+def closed(**properties: Schema) -> Schema:
+    """Build the schema of an object that has these properties and no others."""
+    return object_of(**properties) | {"additionalProperties": False}
+
+
 def extended(base: Schema, **properties: Schema) -> Schema:
     """Build the schema of an object that may have these properties, too."""
     return base | {"properties": base["properties"] | properties}
@@ -454,6 +459,20 @@ ANSWERS: dict[str, Schema] = {
     "Deleted": object_of(**each(STRING, "id", "object"), deleted=BOOLEAN),
     "Batch": BATCH,
     "BatchList": page_of("Batch"),
+    "MessageBatchRequest": closed(
+        requests=list_of(closed(custom_id=STRING | {"minLength": 1, "maxLength": 64}, params=FREE))
+    ),
+    "MessageBatch": object_of(
+        type=word_of("message_batch"),
+        processing_status=word_of("in_progress", "canceling", "ended"),
+        request_counts=object_of(**each(INTEGER, "processing", "succeeded", "errored", "canceled", "expired")),
+        **each(STRING, "id", "created_at"),
+        **each(maybe(STRING), "expires_at", "ended_at", "cancel_initiated_at", "archived_at", "results_url"),
+    ),
+    "MessageBatchList": object_of(
+        data=list_of(schema("MessageBatch")), has_more=BOOLEAN, **each(maybe(STRING), "first_id", "last_id")
+    ),
+    "MessageBatchDeleted": object_of(id=STRING, type=word_of("message_batch_deleted")),
     "Overview": OVERVIEW,
     "AdminJob": _job_with(
         tenant=STRING, readable=READABLE, timing=schema("JobTiming"), finish_reasons=list_of(maybe(STRING))

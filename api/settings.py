@@ -24,7 +24,7 @@ ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[
 
 
 ENDPOINTS = frozenset((
-    *("chat", "completions", "responses", "conversations", "embeddings", "rerank"),
+    *("chat", "completions", "messages", "responses", "conversations", "embeddings", "rerank"),
     *("tokenize", "detokenize", "tokenizer_info"),
     *("jobs", "files", "batches", "models", "moderations", "usage", "audio", "images"),
 ))  # fmt: skip

@@ -31,8 +31,13 @@ def is_asked(path: str, headers: Mapping[bytes, bytes]) -> bool:
 
 def error_object(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
     """The JSON body of an error, and the data of an error event: its type, and beside it what errors have here."""
-    kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": error.body["error"] | {"type": kind}, "request_id": request_id}
+    told = error.body["error"] | {"type": error_kind(error.status)}
+    return {"type": "error", "error": told, "request_id": request_id}
+
+
+def error_kind(status: int) -> str:
+    """The type of an error with this status."""
+    return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
 def error_event(error: ApiError, request_id: str) -> bytes:

@@ -41,6 +41,7 @@ ENDPOINTS: Mapping[str, Kind] = {
     "/v1/completions": "completion",
     "/v1/responses": "response",
     "/v1/embeddings": "embedding",
+    "/v1/messages": "message",
 }
 """The endpoints that a batch may call, with their kind of request."""
 
@@ -167,7 +168,7 @@ def traits(request: Request, card: ModelCard | None) -> Traits:
     deterministic = job.sampling.temperature == 0 or job.sampling.seed is not None
     form = _form_of(job, request)
     passed = {name: each for name, each in job.passed.items() if name not in HINTS}
-    rest = form and (form, job.user), job.tools, job.task, job.task_form, job.reasoning, job.echo, passed
+    rest = form and (form, job.user), job.message, job.tools, job.task, job.task_form, job.reasoning, job.echo, passed
     asked = msgspec.msgpack.encode((job.full_model, job.prompt, job.sampling, *rest))
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
     head = msgspec.json.encode((job.full_model, job.prompt))
@@ -334,7 +335,7 @@ class BatchRequest(StrictBody):
 
     input_file_id: str
     """A file of yours with purpose `batch`."""
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v1/messages"]
     """The `url` of every line."""
     completion_window: Literal["15m", "1h", "24h", "none"] | None = "24h"
     """From creation to the last line; none: as long as it takes."""

@@ -295,6 +295,7 @@ class BatchTurn:
                 states.get(reason, BatchState.CANCELLED),
                 [file for _, file in made],
                 failed=progress.total - progress.completed,
+                not_run=progress.total - progress.completed - progress.failed,
                 output_file=named.get(LineOutcome.DONE, ""),
                 error_file=named.get(LineOutcome.FAILED, ""),
             )

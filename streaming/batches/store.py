@@ -200,6 +200,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     timezone: str = ""
     file_limit: int | None = None
     """Of a schedule: as in Batches.create."""
+    lines: int = 0
+    """Of its input, if the request that made it has them; 0: not known before it is read."""
 
 
 class LineFault(msgspec.Struct, frozen=True):
@@ -217,6 +219,8 @@ class BatchProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     total: int = 0
     completed: int = 0
     failed: int = 0
+    not_run: int = 0
+    """Of the failed ones, those that were never computed, because the batch was cancelled or expired."""
     distinct: int = 0
     """Lines that differ, which are computed: the others get copies of their answers."""
     in_queue: int = 0
@@ -434,6 +438,10 @@ class Batches:
         now, status, paused = await self._client.call("save", self._partition(hold.batch.id), *args)
         found = BatchState(status.decode())
         return replace(hold, now_ms=now, state=found, paused=bool(paused), progress=progress)
+
+    async def forget(self, batch_id: str, tenant: str) -> None:
+        """Delete the record of a batch that has ended. Idempotent."""
+        await self._client.call("forget", self._partition(batch_id), "batch", batch_id, tenant)
 
     async def forget_expired(self, limit: int) -> list[str]:
         """Delete the records of ended batches that have expired; returns their ids."""

@@ -364,7 +364,8 @@ def others_look(told: Told) -> None:
             for path in ("", "/result", "/events", "/stream", "/timing"):
                 assert told.ask(who, "GET", f"/v1/jobs/{each['id']}{path}")[0] in (401, 404)
             assert told.ask(who, "GET", f"/v1/messages/msg_{each['id']}")[0] in (401, 404)
-        for path in ("/v1/jobs", "/v1/files", "/v1/batches", "/v1/models", "/v1/usage", "/admin/dlq", "/admin/tenants",
+        for path in ("/v1/jobs", "/v1/files", "/v1/batches", "/v1/messages/batches", "/v1/models", "/v1/usage",
+                     "/admin/dlq", "/admin/tenants",
                      "/admin/usage", "/healthz", "/readyz", "/version", "/openapi.json", "/"):  # fmt: skip
             told.ask(who, "GET", path)
     assert told.ask("admin", "GET", "/admin/dlq")[0] == 200

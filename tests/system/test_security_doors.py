@@ -60,6 +60,7 @@ UNKNOWN = {
     "response_id": "resp_job_00" + "0" * 30,
     "file_id": "file-00" + "0" * 30,
     "batch_id": "batch_00" + "0" * 30,
+    "message_batch_id": "msgbatch_00" + "0" * 30,
     "conversation_id": "conv_00" + "0" * 30,
     "item_id": "msg_" + "0" * 33,
     "letter_id": "0-1-1",

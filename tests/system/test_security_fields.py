@@ -119,6 +119,8 @@ UNBOUNDED = {
     "object Upload",  # parts are counted while they are read (api/files.py)
     "string Upload.file",  # [files] size_limit, while it is read
     *("string file", "string image"),  # [media] max_request_bytes, while they are read
+    "array requests",  # [batch] max_lines, and [api] body_limit
+    "object requests[].params",  # a body of /v1/messages, read as that before it is run
     "object response_format.json_schema.schema",  # its bytes and its depth are checked (api/openai/fields.py)
     "string response_format.json_schema.name",  # read and dropped
     "string response_format.json_schema.description",  # read and dropped

@@ -1,0 +1,131 @@
+"""Batches of Anthropic's Messages API, by the official client, with real processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from anthropic import Anthropic, BadRequestError, ConflictError, NotFoundError
+from batching import said
+from house import House, eventually, key_rows, module_house
+
+pytestmark = pytest.mark.slow
+SETTINGS = key_rows(red="", blue="") + '[aliases]\n"claude-*" = "sim"\n'
+house = module_house("workers", "offline", settings=SETTINGS)
+
+
+@pytest.fixture
+def red(house: House) -> Iterator[Anthropic]:
+    with Anthropic(base_url=house.url, api_key="red", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def blue(house: House) -> Iterator[Anthropic]:
+    with Anthropic(base_url=house.url, api_key="blue", max_retries=0) as client:
+        yield client
+
+
+def request(name: str, text: str = "hello", **more: Any) -> Any:
+    params = {"model": "claude-4", "max_tokens": 4, "messages": [{"role": "user", "content": text}]} | more
+    return {"custom_id": name, "params": params}
+
+
+def ended(client: Anthropic, batch_id: str) -> Any:
+    """The batch once it has ended."""
+    eventually(lambda: client.messages.batches.retrieve(batch_id).processing_status == "ended")
+    return client.messages.batches.retrieve(batch_id)
+
+
+def counts(batch: Any) -> dict[str, int]:
+    return {name: count for name, count in batch.request_counts.model_dump().items() if count}
+
+
+def test_each_request_has_its_result(house: House, red: Anthropic) -> None:
+    """A message as the endpoint gives it, or the error that it gives; the client's own names and models."""
+    thinking = {"type": "adaptive"}
+    asked = [request("one"), request("two\n", "x\ny"), request("bad", max_tokens=0), request("same", thinking=thinking)]
+    made = red.messages.batches.create(requests=asked)
+    assert made.processing_status in ("in_progress", "ended") and made.type == "message_batch"
+    assert sum(made.request_counts.model_dump().values()) == 4
+    batch = ended(red, made.id)
+    assert counts(batch) == {"succeeded": 3, "errored": 1}
+    assert batch.ended_at is not None and batch.ended_at >= batch.created_at < batch.expires_at
+    found = {each.custom_id: each.result for each in red.messages.batches.results(made.id)}
+    assert set(found) == {"one", "two\n", "bad", "same"}
+    one, bad = found["one"], found["bad"]
+    assert one.type == "succeeded" and one.message.content[0].text == said("hello", 4)
+    assert (one.message.model, one.message.stop_reason, one.message.usage.output_tokens) == ("sim", "max_tokens", 4)
+    assert bad.type == "errored" and bad.error.error.type == "invalid_request_error"
+    assert "max_tokens" in bad.error.error.message
+    assert not [file for file in files(house) if file["purpose"] == "batch"], "its input is no file of the client's"
+
+
+def files(house: House) -> list[dict[str, Any]]:
+    return json.loads(house.request("GET", "/v1/files", headers={"Authorization": "Bearer red"})[2])["data"]
+
+
+def test_batches_are_listed_and_deleted(red: Anthropic, blue: Anthropic) -> None:
+    """Newest first, page by page, for their tenant alone."""
+    made = [red.messages.batches.create(requests=[request("a")]).id for _ in range(3)]
+    assert [each.id for each in red.messages.batches.list(limit=2)][:3] == made[::-1]
+    assert made[0] not in [each.id for each in blue.messages.batches.list()]
+    for call in (blue.messages.batches.retrieve, blue.messages.batches.cancel, blue.messages.batches.delete):
+        with pytest.raises(NotFoundError) as caught:
+            call(made[0])
+        assert caught.value.body["type"] == "error"  # type: ignore[index]
+    ended(red, made[0])
+    assert red.messages.batches.delete(made[0]).type == "message_batch_deleted"
+    with pytest.raises(NotFoundError):
+        red.messages.batches.results(made[0])
+    assert made[0] not in [each.id for each in red.messages.batches.list()]
+
+
+def test_a_batch_is_cancelled(house: House, red: Anthropic) -> None:
+    """What had no answer is `canceled`; before the end there are no results, and nothing is deleted."""
+    made = red.messages.batches.create(requests=[request(f"r{number}", max_tokens=500) for number in range(200)])
+    status, _, body = house.request("GET", f"/v1/messages/batches/{made.id}/results", headers={"X-Api-Key": "red"})
+    assert (status, json.loads(body)["type"]) == (400, "error")
+    with pytest.raises(ConflictError):
+        red.messages.batches.delete(made.id)
+    assert red.messages.batches.cancel(made.id).cancel_initiated_at is not None
+    batch = ended(red, made.id)
+    results = [each.result.type for each in red.messages.batches.results(made.id)]
+    assert len(results) == 200 and set(results) <= {"succeeded", "canceled"} and "canceled" in results
+    assert counts(batch) == {name: results.count(name) for name in set(results)}
+
+
+def test_a_batch_is_made_once(house: House) -> None:
+    """By its idempotency key; and one that was made from a file of messages is the same."""
+    body, red = {"requests": [request("a")]}, {"Authorization": "Bearer red", "Idempotency-Key": "once"}
+    first, again = (json.loads(house.post("/v1/messages/batches", body, red)[2]) for _ in range(2))
+    assert first["id"] == again["id"] and first["id"].startswith("msgbatch_")
+    status, _, said = house.post("/v1/messages/batches", {"requests": [request("b")]}, red)
+    assert (status, json.loads(said)["error"]["type"]) == (422, "invalid_request_error")
+    shown = json.loads(house.request("GET", f"/v1/batches/{first['id'][3:]}", headers=red)[2])
+    assert shown["endpoint"] == "/v1/messages"
+
+
+@pytest.mark.parametrize(
+    "requests", [[], [request("a"), request("a")], [request("")], [request("x" * 65)], [{"custom_id": "a"}]]
+)
+def test_what_cannot_be_a_batch_is_refused(red: Anthropic, requests: Any) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        red.messages.batches.create(requests=requests)
+    assert "requests" in caught.value.body["error"]["param"]  # type: ignore[index]
+    with pytest.raises(BadRequestError):
+        red.messages.batches.list(before_id="msgbatch_00")
+
+
+def test_a_batch_has_thousands_of_requests(house: House) -> None:
+    """As many as its bytes allow; line breaks between its values are none of its input."""
+    body = json.dumps({"requests": [request(f"r{number}") for number in range(15_000)]}, indent=1).encode()
+    assert len(body) > 2 * 1024 * 1024
+    assert house.post("/v1/messages/batches", body, {"X-Api-Key": "red", "Content-Type": "application/json"})[0] == 413
+    body = json.dumps({"requests": [request(f"r{number}") for number in range(5_000)]}, indent=1).encode()
+    status, _, answer = house.post("/v1/messages/batches", body, {"X-Api-Key": "red"})
+    batch = json.loads(answer)
+    assert status == 200 and sum(batch["request_counts"].values()) == 5_000, answer[:300]
+    house.post(f"/v1/messages/batches/{batch['id']}/cancel", {}, {"X-Api-Key": "red"})
