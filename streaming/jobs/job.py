@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
+from enum import StrEnum, unique
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -109,6 +109,7 @@ class CancelledBy(StrEnum):
     """Its engine, or the server behind it."""
 
 
+@unique
 class Endpoint(StrEnum):
     """Endpoint of a request: the letter that its job's record has, and the path."""
 
@@ -130,7 +131,7 @@ class Endpoint(StrEnum):
     TRANSCRIPTIONS = "a", "/v1/audio/transcriptions"
     TRANSLATIONS = "l", "/v1/audio/translations"
     IMAGES = "i", "/v1/images/generations"
-    EDITS = "m", "/v1/images/edits"
+    EDITS = "s", "/v1/images/edits"
 
 
 _TASKS: dict[TaskKind, Endpoint] = {

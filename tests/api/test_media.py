@@ -439,6 +439,8 @@ async def test_images_are_drawn_and_edited(place: Place) -> None:
     files = [("image[]", ("a.png", PNG)), ("mask", ("m.png", PNG))]
     reply = await form(place, "/v1/images/edits", files, prompt="a dog", n="1")
     assert reply.status_code == 200, reply.text
+    edited = (await place.api.client.get(f"/v1/jobs/{reply.headers['x-job-id']}")).json()
+    assert edited["endpoint"] == "/v1/images/edits"
     assert place.upstream.sent[-1].body == {
         "model": MODEL, "prompt": "a dog", "n": "1",
         "image[]": ("a.png", "image/png", PNG), "mask": ("m.png", "image/png", PNG),
