@@ -15,21 +15,14 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from httpcore2 import (
-    AsyncConnectionPool,
-    NetworkError,
-    ProtocolError,
-    TimeoutException,
-    UnsupportedProtocol,
-    default_ssl_context,
-)
+from httpcore2 import default_ssl_context
 
 from api.openai.rendering import job_object, to_json
 from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import outcome
 from offline.tools import OfflineTools
 from penstock.config import ConfigError
-from penstock.guard import Forbidden, GuardedBackend, networks_of
+from penstock.guard import ERRORS, Forbidden, guarded_pool
 from penstock.loops import ExpectedErrors, run_periodically
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
@@ -153,8 +146,6 @@ ENDS: Mapping[str, tuple[State, int, str]] = {
 }
 """By what came of an attempt: the state of its message, the level and the words of the log line."""
 
-DELIVERY_ERRORS = (NetworkError, ProtocolError, TimeoutException, UnsupportedProtocol, TimeoutError, OSError)
-
 
 def body_of(attempt: DeliveryAttempt) -> bytes:
     """Return the body, the same for every attempt: OpenAI's event object, without the result."""
@@ -173,12 +164,7 @@ class WebhookEndpoint:
 
     def __init__(self, name: str, settings: WebhookSettings) -> None:
         self.name, self.settings = name, settings
-        # One connection for each attempt, so that the name is resolved and checked each time.
-        self._pool = AsyncConnectionPool(
-            ssl_context=_tls_context(name, settings),
-            max_keepalive_connections=0,
-            network_backend=GuardedBackend(networks_of(settings.networks)),
-        )
+        self._pool = guarded_pool(settings.networks, _tls_context(name, settings))
 
     @property
     def lease_ms(self) -> int:
@@ -204,7 +190,7 @@ class WebhookEndpoint:
                         break
         except Forbidden as error:
             return 0, str(error)
-        except DELIVERY_ERRORS as error:
+        except ERRORS as error:
             return 0, f"{type(error).__name__}: {error}".rstrip(": ")
         status = int(response.status)
         return status, "" if 200 <= status < 300 else f"the endpoint answered {status}"

@@ -5,10 +5,22 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from httpcore2 import SOCKET_OPTION, AnyIOBackend, AsyncNetworkBackend, AsyncNetworkStream, ConnectError
+from httpcore2 import (
+    SOCKET_OPTION,
+    AnyIOBackend,
+    AsyncConnectionPool,
+    AsyncNetworkBackend,
+    AsyncNetworkStream,
+    ConnectError,
+    NetworkError,
+    ProtocolError,
+    TimeoutException,
+    UnsupportedProtocol,
+)
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -16,6 +28,8 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
 TUNNELS = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
 """6to4 and Teredo: these addresses embed an IPv4 address, to which a relay would connect."""
+ERRORS = (NetworkError, ProtocolError, TimeoutException, UnsupportedProtocol, TimeoutError, OSError)
+"""What a request of a guarded pool may raise."""
 RESERVED = (ipaddress.IPv4Network("192.88.99.0/24"), ipaddress.IPv4Network("192.0.0.0/24"))
 
 
@@ -44,6 +58,12 @@ def _public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         return address in PUBLIC_6 and not any(address in network for network in TUNNELS)
     return not any(address in network for network in RESERVED)
+
+
+def guarded_pool(networks: Iterable[str], context: ssl.SSLContext) -> AsyncConnectionPool:
+    """One connection for each request, so that its name is looked up and checked each time. Raises ValueError."""
+    backend = GuardedBackend(networks_of(networks))
+    return AsyncConnectionPool(ssl_context=context, max_keepalive_connections=0, network_backend=backend)
 
 
 class GuardedBackend(AsyncNetworkBackend):

@@ -12,20 +12,13 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urljoin
 
-from httpcore2 import (
-    AsyncConnectionPool,
-    NetworkError,
-    ProtocolError,
-    TimeoutException,
-    UnsupportedProtocol,
-    default_ssl_context,
-)
+from httpcore2 import AsyncConnectionPool, default_ssl_context
 from msgspec.structs import replace
 
 from api.openai.errors import ApiError, from_failure, invalid_request, payload_too_large
 from api.settings import MediaSettings
 from penstock.engine import ChatTurn, ModelCard
-from penstock.guard import Forbidden, GuardedBackend, networks_of
+from penstock.guard import ERRORS, Forbidden, guarded_pool
 from streaming.batches.file_store import FileStore
 from streaming.batches.store import Files
 from streaming.errors import UnknownFile, UnknownJob
@@ -51,7 +44,6 @@ TYPES: Mapping[str, tuple[str, ...]] = {
 SAME = {"image/jpg": "image/jpeg", "wav": "audio/wav", "audio/x-wav": "audio/wav", "audio/wave": "audio/wav",
         "mp3": "audio/mpeg", "audio/mp3": "audio/mpeg"}  # fmt: skip
 """Other names of media types."""
-FETCH_ERRORS = (NetworkError, ProtocolError, TimeoutException, UnsupportedProtocol, TimeoutError, OSError)
 
 
 def media_type(data: bytes) -> str:
@@ -119,10 +111,7 @@ class MediaReader:
 
     @cached_property
     def _pool(self) -> AsyncConnectionPool:
-        """One connection for each link, so that its name is looked up and checked each time."""
-        guard = GuardedBackend(networks_of(self.settings.networks))
-        context = default_ssl_context()
-        return AsyncConnectionPool(ssl_context=context, max_keepalive_connections=0, network_backend=guard)
+        return guarded_pool(self.settings.networks, default_ssl_context())
 
     async def fetched(self, url: str, field: str) -> bytes:
         """What a link leads to. Redirects lead where links may. Raises ApiError (400)."""
@@ -145,7 +134,7 @@ class MediaReader:
                 raise _refused(field, f"leads to more than {MAX_REDIRECTS} redirects")
         except Forbidden:
             raise _refused(field, "leads to an address that is not public") from None
-        except FETCH_ERRORS as error:
+        except ERRORS as error:
             raise _refused(field, f"could not be fetched within {limit_s:g} s ({type(error).__name__})") from None
 
     def check_size(self, size: int, field: str) -> None:
