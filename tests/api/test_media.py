@@ -406,7 +406,7 @@ async def test_a_recording_is_written_down(place: Place) -> None:
     sent = place.upstream.sent[-1]
     assert sent.path == TRANSCRIPTS and sent.body == {
         "model": MODEL, "language": "en", "temperature": "0.5", "timestamp_granularities[]": "word",
-        "prompt": "names: Ada", "file": ("a%20b.wav", "audio/wav", WAV),
+        "prompt": "names: Ada", "file": ("a b.wav", "audio/wav", WAV),
     }  # fmt: skip
     assert await place.kept() == []
     assert (await form(place, "/v1/audio/translations", {"file": ("a.mp3", MP3)})).status_code == 200

@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import logging
 import math
-import secrets
 import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import quote
 
+import httpx2
 import msgspec
 
 from penstock.engine import MEDIA_KINDS, Logprob, Piece, Task
@@ -459,22 +458,17 @@ class KeptReply(msgspec.Struct):
 
 def form_data(given: Mapping[str, Any], files: Sequence[Mapping[str, str]]) -> tuple[msgspec.Raw, str]:
     """A form of these fields and files, and its media type. A list is a field `x[]` for each of its values."""
-    boundary = f"penstock-{secrets.token_hex(16)}"
-    pairs = [(f"{name}[]" if isinstance(value, list) else name, each) for name, value in given.items()
-             for each in (value if isinstance(value, list) else [value])]  # fmt: skip
-    body = bytearray()
-    for name, value in pairs:
-        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        body += _form_head(boundary, name) + b"\r\n" + text.encode() + b"\r\n"
+    fields = dict[str, list[str]]()
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        texts = [each if isinstance(each, str) else msgspec.json.encode(each).decode() for each in values]
+        fields[f"{name}[]" if isinstance(value, list) else name] = texts
+    parts = list[tuple[str, tuple[str, bytes, str]]]()
     for file in files:
         start, _, data = file["file_data"].partition(",")
-        about = f'; filename="{quote(file["filename"])}"\r\nContent-Type: {start[5:].partition(";")[0]}\r\n'
-        body += _form_head(boundary, file["field"], about) + b"\r\n" + b64decode(data) + b"\r\n"
-    return msgspec.Raw(bytes(body + f"--{boundary}--\r\n".encode())), f"multipart/form-data; boundary={boundary}"
-
-
-def _form_head(boundary: str, name: str, about: str = "\r\n") -> bytes:
-    return f'--{boundary}\r\nContent-Disposition: form-data; name="{quote(name, safe="[]")}"{about}'.encode()
+        parts.append((file["field"], (file["filename"], b64decode(data), start[5:].partition(";")[0])))
+    form = httpx2.Request("POST", "http://localhost", data=fields, files=parts)
+    return msgspec.Raw(form.read()), form.headers["content-type"]
 
 
 def forwarded(reply: Reply, task: Task) -> tuple[str, int | None]:
