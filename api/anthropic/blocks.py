@@ -21,8 +21,8 @@ from api.openai.fields import (
     FileName,
     FunctionName,
     StrictBody,
+    as_part,
     by_shape,
-    media_part,
     refusal,
     shape,
 )
@@ -103,9 +103,13 @@ class MediaBlock(Block):
         source = self.source
         if source.type == "text":
             return {"type": "text", "text": source.data or ""}
-        kind = source.media_type or ("image/png" if self.type == "image" else "application/pdf")
-        found = {"data": source.data or "", "url": source.url or "", "file_id": source.file_id or ""}
-        return media_part(kind, name=self.title or "", **found)
+        is_image, given = self.type == "image", source.url
+        if source.type == "base64":
+            kind = source.media_type or ("image/png" if is_image else "application/pdf")
+            given = f"data:{kind};base64,{source.data}"
+        if is_image:
+            return as_part("image_url", {"url": given, "file_id": source.file_id})
+        return as_part("file", {"file_data": given, "file_id": source.file_id, "filename": self.title})
 
 
 class Thinking(Block):

@@ -372,7 +372,7 @@ def _of_data(value: str) -> str:
     return value
 
 
-def data_or_link(value: str) -> str:
+def _data_or_link(value: str) -> str:
     if not value.startswith(("data:", "https://", "http://")):
         raise refusal("must be a data: URL with base64, or the address of an image, https://...")
     if not value.startswith("data:") and len(value) > MAX_LINK:
@@ -381,7 +381,7 @@ def data_or_link(value: str) -> str:
 
 
 DataUrl: TypeAlias = Annotated[str, AfterValidator(_of_data)]
-DataOrLink: TypeAlias = Annotated[str, AfterValidator(data_or_link)]
+DataOrLink: TypeAlias = Annotated[str, AfterValidator(_data_or_link)]
 FileId: TypeAlias = Annotated[str, Field(min_length=1, max_length=128)]
 FileName: TypeAlias = Annotated[str, Field(max_length=255)]
 Detail: TypeAlias = Literal["auto", "low", "high", "original"]
@@ -449,22 +449,12 @@ class MediaPart(StrictBody):
     @property
     def shown(self) -> dict[str, Any]:
         """As a part of OpenAI's chats."""
-        inner: StrictBody = getattr(self, self.type)
-        own = {name: each for name, each in vars(inner).items() if each is not None}
-        return {**self.further, "type": self.type, self.type: own}
+        return self.further | as_part(self.type, vars(getattr(self, self.type)))
 
 
-def media_part(media_type: str, *, data: str = "", url: str = "", file_id: str = "", name: str = "") -> dict[str, Any]:
-    """The part of a turn with an image, a recording or a document, as ChatTurn.parts has it: its bytes in base64, a
-    link to it, or a file of the tenant's. `media_type`: such as image/png. Raises a refusal."""
-    kind, _, form = media_type.partition("/")
-    if kind == "audio":
-        return {"type": "input_audio", "input_audio": {"data": data, "format": "wav" if "wav" in form else "mp3"}}
-    source = f"data:{media_type};base64,{data}" if data else data_or_link(url) if url else ""
-    given = {"file_id": file_id, "filename": name}
-    if kind == "image":
-        return {"type": "image_url", "image_url": {"url": source} if source else {"file_id": file_id}}
-    return {"type": "file", "file": {each: said for each, said in (given | {"file_data": source}).items() if said}}
+def as_part(kind: str, inner: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a turn with media, as ChatTurn.parts has it."""
+    return {"type": kind, kind: {name: each for name, each in inner.items() if each is not None}}
 
 
 def words_of(content: str | Sequence[Any] | None) -> str:
@@ -480,9 +470,9 @@ def parts_of(content: Any, kind: type[StrictBody] = MediaPart) -> tuple[dict[str
 
 
 def part_shape(value: Any) -> str:
-    """Tell a part with media from one that is a text."""
+    """Tell a part with media, of a chat or of a response, from one that is a text."""
     kind = value.get("type") if isinstance(value, Mapping) else None
-    return "<media>" if kind in ("image_url", "input_audio", "file") else "<text>"
+    return "<media>" if kind in ("image_url", "input_audio", "file", "input_image", "input_file") else "<text>"
 
 
 MAX_TOOLS = 128

@@ -29,7 +29,9 @@ from api.openai.fields import (
     StrictBody,
     TextPart,
     arguments_of,
+    as_part,
     by_shape,
+    part_shape,
     parts_of,
     refusal,
     shape,
@@ -112,23 +114,15 @@ class InputMedia(StrictBody):
     def shown(self) -> dict[str, Any]:
         """As a part of OpenAI's chats."""
         if self.input_audio is not None:
-            return {"type": "input_audio", "input_audio": vars(self.input_audio)}
+            return as_part("input_audio", vars(self.input_audio))
         if self.type == "input_image":
-            inner = {"url": self.image_url, "detail": self.detail, "file_id": self.file_id}
-        else:
-            data = self.file_data or self.file_url
-            inner = {"file_data": data, "filename": self.filename, "file_id": self.file_id}
-        kind = "image_url" if self.type == "input_image" else "file"
-        return {"type": kind, kind: {name: each for name, each in inner.items() if each is not None}}
-
-
-def _part_shape(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return "<media>" if kind in ("input_image", "input_audio", "input_file") else "<text>"
+            return as_part("image_url", {"url": self.image_url, "detail": self.detail, "file_id": self.file_id})
+        data = self.file_data or self.file_url
+        return as_part("file", {"file_data": data, "filename": self.filename, "file_id": self.file_id})
 
 
 AnyPart: TypeAlias = Annotated[
-    Annotated[Part, Tag("<text>")] | Annotated[InputMedia, Tag("<media>")], Discriminator(_part_shape)
+    Annotated[Part, Tag("<text>")] | Annotated[InputMedia, Tag("<media>")], Discriminator(part_shape)
 ]
 TEXT_OR_LIST = by_shape(shape, "a string or a list")
 """Tells which form a field has that takes a text or a list."""
