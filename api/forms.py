@@ -30,7 +30,6 @@ PLAIN = ("text", "srt", "vtt")
 async def admit_form(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:
     """As `admit`, for a form. A repeated one is known by its fields and files: clients draw a boundary each time."""
     fields, files = await _read(Request(scope, receive), services.media_settings.max_request_bytes + MAX_OVERHEAD_BYTES)
-    fields |= {name: _number(fields[name]) for name in ("temperature", "n") if name in fields}
     body = msgspec.json.encode(fields)
     asked = read_request(services, scope["state"], kind, body)
     assert isinstance(asked, FormRequest)
@@ -94,11 +93,3 @@ async def _read(request: Request, limit: int) -> tuple[dict[str, Any], list[dict
     finally:
         await form.close()
     return fields, files
-
-
-def _number(text: Any) -> Any:
-    """A number of a form; a text that is none is left to the schema."""
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return text

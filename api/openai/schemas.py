@@ -333,7 +333,7 @@ class TranslationRequest(FormRequest):
 
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
     """Null: `json`."""
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1, strict=False)] | None = None
     """Null: the server's."""
 
 
@@ -369,6 +369,9 @@ class EditRequest(ImageRequest):
     """The form of POST /v1/images/edits."""
 
     KIND: ClassVar[MediaKind] = "edit"
+
+    n: Annotated[int, Field(ge=1, le=10, strict=False)] | None = None
+    """How many. All of them together may have 8 MiB."""
 
 
 class ImageJobRequest(fields.OfJob, ImageRequest):

@@ -64,7 +64,8 @@ class MediaStore(ClientUser):
             place = int(source.removeprefix(REFERENCE))
             return texts[place] if kind == "input_audio" else urls[place]
 
-        return with_sources(job, restore)
+        assert isinstance(job.prompt, Chat)
+        return msgspec.structs.replace(job, prompt=Chat(turns_with(job.prompt.turns, restore)))
 
 
 async def _base64(data: bytes) -> str:
@@ -82,16 +83,8 @@ def with_source(part: dict[str, Any], source: Any) -> dict[str, Any]:
     return part | {kind: part[kind] | {SOURCES[kind]: source}}
 
 
-def with_sources(job: Job, replaced: Callable[[str, str], Any]) -> Job:
-    """The job with other sources in place of its references. `replaced`: gets a reference and the type of its part."""
-    if not isinstance(job.prompt, Chat):
-        return job
-    turns = turns_with(job.prompt.turns, replaced)
-    return msgspec.structs.replace(job, prompt=Chat(turns))
-
-
 def turns_with(turns: Sequence[ChatTurn], replaced: Callable[[str, str], Any]) -> tuple[ChatTurn, ...]:
-    """As `with_sources`, of turns."""
+    """Turns with other sources in place of their references. `replaced`: gets a reference and the type of its part."""
     return tuple(
         msgspec.structs.replace(turn, parts=tuple([_replaced(part, replaced) for part in turn.parts]))
         if turn.parts
