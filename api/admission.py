@@ -264,7 +264,7 @@ def prepare(services: Services, caller: Caller, asked: Request, *, waits: bool) 
         webhook=webhook,
         card=card,
     )
-    if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size, card.adapters)):
+    if card is not None and (failure := unsupported(job, card)):
         raise errors.from_failure(failure)
     ignored = ", ".join(ignored_fields(asked, card))
     limit, media = limit_of(job), has_media(job.prompt)

@@ -313,7 +313,7 @@ class Intake:
             asked, job_id=self._queue.new_id(tenant, key), tenant=tenant, ceiling=self._settings.take_priority,
             reply_to="", trace=span.carrier(), events=events, webhook=webhook, card=card,
         )  # fmt: skip
-        if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size, card.adapters)):
+        if card is not None and (failure := unsupported(job, card)):
             raise Rejected(failure.message)
         media: Sequence[bytes] = ()
         try:

@@ -205,7 +205,7 @@ class ChoiceStarter:
     async def refusal(self, claim: Claim) -> Failure | None:
         """Why the engine can never run a job of several prompts, or None. Raises EngineDead."""
         job = claim.job
-        if prompt_count(job.prompt) == 1 or unsupported(job, self.card.capabilities, adapters=self.card.adapters):
+        if prompt_count(job.prompt) == 1 or unsupported(job, self.card):
             return None
         for index, request in Attempt(claim).requests().items():
             if index % job.sampling.n:

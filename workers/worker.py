@@ -186,7 +186,7 @@ class Worker:
             return
         job, can = claim.job, self._card.capabilities
         self._drop(job.id, "the store has given it to this worker once more")
-        failure = refusal or unsupported(job, can, adapters=self._card.adapters)
+        failure = refusal or unsupported(job, self._card)
         if not can.passes_fields and (job := without_passed(job)) is not claim.job:
             claim = replace(claim, job=job)
         attempt = self._attempts[job.id] = Attempt(claim, history)

@@ -105,7 +105,7 @@ class MediaReader:
         if text_limit is not None and size - request.chars > text_limit:
             raise payload_too_large(text_limit)
         job = replace(job, prompt=Chat(tuple(turns)), media=tuple(request.kinds))
-        if card is not None and (failure := unsupported(job, card.capabilities)):
+        if card is not None and (failure := unsupported(job, card)):
             raise from_failure(failure)
         return job, tuple(request.data)
 

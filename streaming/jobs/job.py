@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from penstock.engine import MEDIA_KINDS, Capabilities, ChatTurn, Failure, Input, Sampling, Task, TaskKind
+from penstock.engine import MEDIA_KINDS, Capabilities, ChatTurn, Failure, Input, ModelCard, Sampling, Task, TaskKind
 from penstock.tools import Tools
 from streaming.ids import full_name
 from streaming.order import Priority
@@ -432,18 +432,15 @@ def own_name(job: Job, field: str) -> str:
     return names.get(field, field)
 
 
-def unsupported(
-    job: Job, capabilities: Capabilities, embedding_size: int = 0, adapters: Sequence[str] = ()
-) -> Failure | None:
-    """Return a failure for the first option of the job that the engine does not support, or None. `embedding_size`
-    (0: unknown) and `adapters`: of its model's card.
+def unsupported(job: Job, card: ModelCard) -> Failure | None:
+    """Return a failure for the first option of the job that the engine with this card does not support, or None.
 
     The API checks a job before it accepts it, and the worker again before it runs it: the model's engine may have
     changed.
     """
-    task = job.task
-    refusals = _of_text(job, capabilities) if task is None else _of_task(job, task, capabilities, embedding_size)
-    param, what = next(chain(_of_adapter(job, adapters), refusals) if job.adapter else refusals, ("", ""))
+    task, can = job.task, card.capabilities
+    refusals = _of_text(job, can) if task is None else _of_task(job, task, can, card.embedding_size)
+    param, what = next(chain(_of_adapter(job, card.adapters), refusals) if job.adapter else refusals, ("", ""))
     if not param:
         return None
     param = own_name(job, param)

@@ -11,6 +11,7 @@ import pytest
 from api_in_process import LocalApi, api_in_process, key_of
 from batching import MODELS
 from hand import claiming
+from msgspec.structs import replace
 
 from api.openai.batch_lines import envelope, request_of, traits
 from penstock.engine import Capabilities, ModelCard
@@ -112,6 +113,16 @@ async def test_what_the_engine_does_not_serve_is_refused(api: LocalApi, wire: Re
     assert (refused["param"], "serves sql" in refused["message"]) == ("model", True)
     refused = (await asked(api, "sim:sql", path="/v1/embeddings", input="a")).json()["error"]
     assert (refused["param"], "'sim'" in refused["message"]) == ("model", True)
+
+
+async def test_an_adapter_of_a_model_that_sees_images_takes_them(api: LocalApi) -> None:
+    can = Capabilities(images=True)
+    card = ModelCard(name="sim", engine="sim", context=9999, max_output=9, capabilities=can, created=1)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 4}
+    for adapters, status in ((("sql",), 202), ((), 400)):
+        api.services.cards = {"sim": replace(card, adapters=adapters)}
+        assert (await asked(api, "sim:sql", **body)).status_code == status
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.engine import Capabilities, ChatTurn, Sampling, Task, TaskKind
+from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling, Task, TaskKind
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.job import MAX_NUMBERS, Chat, Inputs, Job, Prompt, ResponseForm, TaskForm, Text, Tokens, unsupported
 from streaming.order import Priority
@@ -33,8 +33,16 @@ FLAGS = (
     *("ignore_eos", "tools", "forced_tools", "tools_with_schema", "reasoning", "reasoning_effort"),
     *("embed", "rerank", "tokenize", "embedding_dimensions"),
 )
-ALL = Capabilities(logprobs=20, **dict.fromkeys(FLAGS, True))
-NONE = Capabilities(logprobs=-1, **dict.fromkeys(FLAGS, False))
+
+
+def card(can: Capabilities, embedding_size: int = 0) -> ModelCard:
+    return ModelCard(
+        name="m", engine="e", context=9, max_output=9, capabilities=can, created=1, embedding_size=embedding_size
+    )
+
+
+CAN = Capabilities(logprobs=20, **dict.fromkeys(FLAGS, True))
+ALL, NONE = card(CAN), card(Capabilities(logprobs=-1, **dict.fromkeys(FLAGS, False)))
 
 
 def job(prompt: Prompt, sampling: Sampling = Sampling(), **changes: Any) -> Job:  # noqa: B008 - it is frozen
@@ -101,7 +109,7 @@ def test_fields_and_tools_that_an_engine_lacks_are_refused_by_name(
 ) -> None:
     """The failure is a 400 that names field, model and remedy; an engine that honours everything runs the same job."""
     assert unsupported(asked, ALL) is None
-    failure = unsupported(asked, replace(ALL, **lacking))
+    failure = unsupported(asked, card(replace(CAN, **lacking)))
     assert failure is not None
     assert (failure.status, failure.code, failure.param) == (400, "invalid_request_error", param)
     assert failure.message.startswith(f"{param}: ") and "'m'" in failure.message and words in failure.message
@@ -127,8 +135,8 @@ def test_vectors_are_refused_where_an_answer_would_have_too_many_numbers() -> No
         return replace(task("embed", Inputs((("x",) * inputs,)), dimensions), task_form=TaskForm(base64=base64))
 
     for size, most in ((1024, 4096), (4096, 1024), (3, MAX_NUMBERS // 3)):
-        assert unsupported(embedding(most), ALL, size) is None
-        refused = unsupported(embedding(most + 1), ALL, size)
+        assert unsupported(embedding(most), card(CAN, size)) is None
+        refused = unsupported(embedding(most + 1), card(CAN, size))
         assert refused is not None and (refused.status, refused.param) == (400, "input")
         assert f"at most {most} inputs" in refused.message
     floats = unsupported(embedding(2048, 4096, base64=False), ALL)
