@@ -307,11 +307,16 @@ class SimEngine:
         return PREFILL_POLL_S if idle else 0.0
 
     def _admit(self, now: float) -> None:
-        while self._waiting and len(self._running) < self._settings.slots:
-            sequence = self._waiting[0]
-            if not self._has_room(sequence) or not self._has_place(sequence.adapter):
+        """Begin waiting texts in their order. One that waits for its adapter's place is passed by those without one,
+        which take none: so its wait has an end."""
+        full = False
+        for sequence in tuple(self._waiting) if len(self._running) < self._settings.slots else ():
+            if len(self._running) == self._settings.slots or not self._has_room(sequence):
                 return
-            self._waiting.popleft()
+            full = full or not self._has_place(sequence.adapter)
+            if full and sequence.adapter:
+                continue
+            self._waiting.remove(sequence)
             sequence.ready_at = now + self._prefill_s(sequence) - ROUNDING_S
             if sequence.adapter and self._loaded.use(sequence.adapter, self._needed):
                 sequence.ready_at += self._settings.adapter_load_ms / 1000

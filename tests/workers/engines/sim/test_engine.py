@@ -352,6 +352,19 @@ async def test_adapters_are_loaded_a_few_at_a_time() -> None:
     await desk.engine.stop()
 
 
+async def test_a_text_that_waits_for_its_adapter_is_passed_by_those_without_one() -> None:
+    """And by none with an adapter, or its place would never be free."""
+    desk = EngineDesk(SimEngine("m", SimSettings(step_ms=1, prefill_ms=0, max_adapters=1), ("a", "b")))
+    await desk.start()
+    texts = (("a", 60), ("b", 4), ("", 4), ("a", 4))
+    for number, (adapter, tokens) in enumerate(texts):
+        desk.submit(Request(f"r{number}", "hello", Sampling(max_tokens=tokens), adapter=adapter))
+    await asyncio.gather(*[desk.result(f"r{number}") for number in range(len(texts))])
+    ended = [piece.id for step in desk.steps for piece in step if piece.last]
+    assert ended == ["r2", "r0", "r1", "r3"]
+    await desk.engine.stop()
+
+
 async def test_a_load_delays_its_text_and_a_cached_prompt_is_of_one_adapter() -> None:
     settings = SimSettings(step_ms=1, prefill_ms=0, adapter_load_ms=80, cache_prompts=4)
     desk = EngineDesk(SimEngine("m", settings, ("a", "b")))
