@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -416,12 +416,17 @@ def _names_of(url: str, environ: Mapping[str, str]) -> list[str]:
 
 
 async def _ask(
-    url: str, settings: UpstreamSettings, where: str, model: str, question: Callable[[ServerProbe], Awaitable[T]]
+    url: str,
+    settings: UpstreamSettings,
+    where: str,
+    model: str,
+    question: Callable[[ServerProbe], Awaitable[T]],
+    adapters: Collection[str] = (),
 ) -> T:
     """Ask one server something. Raises ProbeFailed; ConfigError, whose key begins with `where`."""
     keys = keys_of(settings, where)
     with contextlib.closing(UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)) as client:
-        return await question(ServerProbe(client, settings, model, keys[0].secret if keys else ""))
+        return await question(ServerProbe(client, settings, model, keys[0].secret if keys else "", adapters))
 
 
 def own_name(name: str) -> str:
@@ -437,10 +442,11 @@ def look(deployment: Deployment) -> Iterator[ServerLook]:
         if pool.engine != "upstream":
             continue
         settings = deployment.config.section("upstream", UpstreamSettings, pool.options)
+        where, adapters = f"models.{name}.options", pool.adapters.values()
         for url in settings.urls:
             facts, problem = None, ""
             try:
-                facts = asyncio.run(_ask(url, settings, f"models.{name}.options", name, ServerProbe.facts))
+                facts = asyncio.run(_ask(url, settings, where, name, ServerProbe.facts, adapters))
             except (ConfigError, ProbeFailed) as error:
                 problem = str(error)
             yield ServerLook(pool_name(name, shape), url, facts, problem)

@@ -349,11 +349,11 @@ class ServerSlot:
 class ServerEndpoint:
     """One server. It counts what runs there; others send."""
 
-    def __init__(self, url: str, model: str, settings: UpstreamSettings, keys: Sequence[UpstreamKey]) -> None:
-        self.url, self._model, self._settings = url, model, settings
-        self.client = UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)
-        self.keys = list(keys) or [UpstreamKey("", "")]
-        self.breaker, self.budget = Breaker(), InFlightBudget(settings.max_in_flight)
+    def __init__(self, url: str, model: UpstreamModel) -> None:
+        self.url, self._model, self._settings = url, model, model.settings
+        self.client = UpstreamClient(ServerAddress.of(url), self._settings.connect_s, self._settings.proxy)
+        self.keys = list(model.keys) or [UpstreamKey("", "")]
+        self.breaker, self.budget = Breaker(), InFlightBudget(self._settings.max_in_flight)
         self.facts: ServerFacts | None = None
         self.unfit = ""
         """Why it gets no requests although it answers: it can do less than the model's card says."""
@@ -426,7 +426,8 @@ class ServerEndpoint:
         before, failed = self.facts, None
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                facts = await ServerProbe(self.client, self._settings, self._model, self.keys[0].secret).facts()
+                key, adapters = self.keys[0].secret, self._model.adapters.values()
+                facts = await ServerProbe(self.client, self._settings, self._model.name, key, adapters).facts()
         except ProbeFailed as error:
             failed = ProbeFailed(without(self.secrets, str(error))[:MAX_PROBE_WORDS], lasting=error.lasting)
         except TimeoutError:

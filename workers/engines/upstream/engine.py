@@ -101,7 +101,8 @@ class UpstreamEngine:
                 break
             await asyncio.sleep(1.0)
         card = next(pool.card for pool in self._pools if pool.card is not None)
-        self._card = msgspec.structs.replace(card, name=self._own.model)  # of a fallback: what it can do
+        own = {"name": self._own.model, "adapters": tuple(self._own.adapters)}
+        self._card = msgspec.structs.replace(card, **own)  # of a fallback: what it can do
         self._ticker = asyncio.create_task(self._tick())
         for pool in self._fallbacks:
             if not pool.ready:

@@ -79,7 +79,7 @@ class ServerPool:
         """`spawn`: begins a task that the engine owns."""
         self.model, self.settings, self.emit, self._spawn = model.name, model.settings, emit, spawn
         self.adapters = model.adapters
-        self.endpoints = [ServerEndpoint(url, model.name, model.settings, model.keys) for url in model.settings.urls]
+        self.endpoints = [ServerEndpoint(url, model) for url in model.settings.urls]
         self._waiting: list[tuple[float, int, int, asyncio.Future[ServerSlot | None]]] = []
         """A heap: priority, number, cost, and the slot to come. It holds little: a worker claims no more than fits."""
         self._number = 0
@@ -151,9 +151,9 @@ class ServerPool:
                 log.info("%s: %s", endpoint.url, endpoint.facts)
         known = [each.facts for each in self.endpoints if each.facts is not None]
         if self.card is None and known:
-            self.card = card_of(self.model, self.settings, known, self.adapters)
+            self.card = card_of(self.model, self.settings, known)
         for endpoint in asked:
-            endpoint.unfit = lacking(self.card, endpoint.facts, self.adapters) if self.card and endpoint.facts else ""
+            endpoint.unfit = lacking(self.card, endpoint.facts) if self.card and endpoint.facts else ""
             if endpoint.unfit:
                 log.error("%s gets no requests: %s", endpoint.url, endpoint.unfit)
         self._fill()

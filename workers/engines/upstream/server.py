@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ Prefill = Literal["", "continue_final_message", "prefix", "trailing"]
 Reattach = Literal["", "stream", "key"]
 
 DEFAULT_CONTEXT = 8192
-NO_ADAPTERS: Mapping[str, str] = {}
 
 
 class ServerFacts(Capabilities, frozen=True, kw_only=True):
@@ -33,8 +32,6 @@ class ServerFacts(Capabilities, frozen=True, kw_only=True):
     kind: str = "other"
     model: str = ""
     """The model's name there."""
-    names: tuple[str, ...] = ()
-    """Of all models and adapters there; (): it has no list."""
     context: int = 0
     """Tokens of prompt + completion; 0: not known."""
     vocabulary: int = 0
@@ -153,16 +150,9 @@ def without_adapters(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, 
     return [each for each in entries if not each.get("parent")]
 
 
-def has_adapter(facts: ServerFacts, name: str) -> bool:
-    """Whether a server has an adapter of this name, or tells no names."""
-    return not facts.names or name in facts.names
-
-
-def card_of(
-    model: str, settings: UpstreamSettings, known: Sequence[ServerFacts], adapters: Mapping[str, str] = NO_ADAPTERS
-) -> ModelCard:
+def card_of(model: str, settings: UpstreamSettings, known: Sequence[ServerFacts]) -> ModelCard:
     """The card of a model that these servers compute, at least one: what all of them can do. Vectors of different
-    lengths cannot be compared, so such servers make none together. `adapters`: by name, the name of each there."""
+    lengths cannot be compared, so such servers make none together."""
     each = [facts.capabilities() for facts in known]
     least = {name: min(getattr(one, name) for one in each) for name in Capabilities.__struct_fields__}
     sizes = {facts.embedding_size for facts in known}
@@ -177,12 +167,11 @@ def card_of(
         withheld=settings.withhold_fields,
         embedding_size=max(sizes),
         created=int(time.time()),
-        adapters=tuple([name for name, its in adapters.items() if all(has_adapter(facts, its) for facts in known)]),
     )
 
 
-def lacking(card: ModelCard, facts: ServerFacts, adapters: Mapping[str, str] = NO_ADAPTERS) -> str:
-    """Why a server cannot stand for the card that other servers gave; "" if it can. `adapters` as in card_of."""
+def lacking(card: ModelCard, facts: ServerFacts) -> str:
+    """Why a server cannot stand for the card that other servers gave; "" if it can."""
     if facts.context and facts.context < card.context:
         return f"its context is {facts.context} tokens, and the others' is {card.context}"
     can, must = facts.capabilities(), card.capabilities
@@ -191,7 +180,6 @@ def lacking(card: ModelCard, facts: ServerFacts, adapters: Mapping[str, str] = N
         return "its vectors have {} numbers, and the others' have {}".format(*sizes)
     named = [name for name in Capabilities.__struct_fields__ if name != "reattaches"]  # which refuses nothing
     lacks = [name for name in named if getattr(can, name) < getattr(must, name)]
-    lacks += [f"the adapter {adapters[name]}" for name in card.adapters if not has_adapter(facts, adapters[name])]
     return f"it lacks {', '.join(lacks)}" if lacks else ""
 
 
@@ -225,9 +213,12 @@ class ServerProbe:
     from its kind.
     """
 
-    def __init__(self, client: UpstreamClient, settings: UpstreamSettings, model: str, key: str) -> None:
-        """`model`: its name here. `key`: an API key, or ""."""
+    def __init__(
+        self, client: UpstreamClient, settings: UpstreamSettings, model: str, key: str, adapters: Collection[str] = ()
+    ) -> None:
+        """`model`: its name here. `key`: an API key, or "". `adapters`: names that it must list, if it lists any."""
         self._client, self._settings, self._model, self._key = client, settings, model, key
+        self._adapters = adapters
 
     async def facts(self) -> ServerFacts:
         """Raises ProbeFailed."""
@@ -237,7 +228,6 @@ class ServerProbe:
         n_ctx = _object(props.get("default_generation_settings")).get("n_ctx") or props.get("max_total_tokens")
         known: dict[str, Any] = {
             "model": str(entry.get("id") or self._settings.name or self._model),
-            "names": tuple([str(each.get("id")) for each in entries]),
             "context": self._settings.context
             or _whole(n_ctx or entry.get("max_model_len") or entry.get("context_length")),
             "vocabulary": _whole(_object(entry.get("meta")).get("n_vocab")),
@@ -310,17 +300,19 @@ class ServerProbe:
         return [each for each in data if isinstance(each, Mapping)]
 
     def _chosen(self, entries: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """The served model's entry. Raises ProbeFailed if it has several and none has its name."""
-        entries = without_adapters(entries)
-        names = [str(each.get("id")) for each in entries]
-        wanted = self._settings.name or self._model
-        if wanted in names:
-            return entries[names.index(wanted)]
-        if not entries:
+        """The served model's entry, which may be that of an adapter. Raises ProbeFailed if it has several models and
+        none has its name, and if it lacks an adapter."""
+        by_name, wanted = {str(each.get("id")): each for each in entries}, self._settings.name or self._model
+        if by_name and (lacks := [each for each in self._adapters if each not in by_name]):
+            raise ProbeFailed(f"it lists no adapter {lacks[0]!r}: load it there, or leave it out of models.*.adapters")
+        if wanted in by_name:
+            return by_name[wanted]
+        models = without_adapters(entries)
+        if not models:
             return {}
-        if len(entries) == 1 and not self._settings.name:
-            return entries[0]
-        shown = ", ".join(names[:8])
+        if len(models) == 1 and not self._settings.name:
+            return models[0]
+        shown = ", ".join([str(each.get("id")) for each in models][:8])
         raise ProbeFailed(f"it has no model {wanted!r}: set options.name to one of {shown}", lasting=True)
 
     async def _kind(self, entry: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

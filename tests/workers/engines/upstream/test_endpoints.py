@@ -18,6 +18,7 @@ from workers.engines.upstream.endpoints import (
     InFlightBudget,
     ServerEndpoint,
     UpstreamKey,
+    UpstreamModel,
     choose_key,
     retry_after_s,
     told_s,
@@ -77,7 +78,7 @@ def test_a_server_that_is_away_is_probed_every_second_however_long(drawn: float)
 async def test_a_probe_whose_error_has_no_words_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     away = AsyncMock(side_effect=ConnectionResetError())
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", away)
-    endpoint = ServerEndpoint("http://gpu-1:8000/v1", "m", UpstreamSettings(), ())
+    endpoint = ServerEndpoint("http://gpu-1:8000/v1", UpstreamModel("m", UpstreamSettings(), ()))
     for _ in range(2):
         with pytest.raises(ProbeFailed, match="ConnectionResetError"):
             await endpoint.probe()
