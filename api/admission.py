@@ -29,7 +29,7 @@ from api.auth.answers import is_key_ended
 from api.auth.keys import Caller
 from api.openai import errors
 from api.openai.errors import ApiError, Wait
-from api.openai.fields import MAX_MESSAGES
+from api.openai.fields import MAX_MESSAGES, Counted
 from api.openai.json_body import Weighed, is_heavy, weighed
 from api.openai.schemas import ChatRequest, Kind, Request, check_choices, ignored_fields, parse, recipients, to_job
 from api.waits import WaitLimit, exceeds, limit_of
@@ -427,8 +427,9 @@ async def _put(
     refused: ApiError | None,
     media: Sequence[bytes],
 ) -> Accepted:
-    # A body may be a valid request of two endpoints, whose jobs have other answers.
-    kind = job.endpoint.encode() if job.task is not None else b""
+    # A body may be a valid request of several endpoints, whose jobs have other answers.
+    has_own = job.task is not None or job.message is not None
+    kind = b"count" if isinstance(prepared.asked, Counted) else job.endpoint.encode() if has_own else b""
     reason, late = services.headroom.brief, None
     refusal = refused or (store.StoreFull(reason) if reason else None)
     try:

@@ -77,11 +77,28 @@ def test_a_request_that_lost_its_connection_is_computed_when_it_comes_again(hous
     assert begun_and_left(house, asked, "lost") not in ("", first)
 
 
-def test_a_key_of_one_endpoint_is_not_that_of_another_that_takes_the_same_body(house: House) -> None:
-    asked = {"model": "sim", "input": "hello"}
-    assert house.post("/v1/responses/input_tokens", asked, keyed("twice"))[0] == 200
-    status, _, data = house.post("/v1/responses", asked, keyed("twice"))
+WEATHER = {"name": "f", "input_schema": {}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "asked"),
+    [
+        ("responses/input_tokens", "responses", {"input": "hello"}),
+        ("responses/input_tokens", "responses", {"input": "hello", "tools": [{"type": "function", "name": "f"}]}),
+        ("messages", "chat/completions", body("hello")),
+        ("jobs", "messages", body("hello")),
+        ("messages/count_tokens", "messages", body("hello", tools=[WEATHER])),
+        ("chat/completions", "messages/count_tokens", body("hello", queue={})),
+    ],
+)
+def test_a_key_of_one_endpoint_is_not_that_of_another_that_takes_the_same_body(
+    house: House, first: str, second: str, asked: dict[str, Any]
+) -> None:
+    asked, key = {"model": "sim", **asked}, f"{first} {second} {len(asked)}"
+    assert house.post(f"/v1/{first}", asked, keyed(key))[0] in (200, 202)
+    status, _, data = house.post(f"/v1/{second}", asked, keyed(key))
     assert (status, json.loads(data)["error"]["code"]) == (422, "idempotency_key_reused")
+    assert house.post(f"/v1/{first}", asked, keyed(key))[0] in (200, 202)
 
 
 def test_a_lost_connection_ends_no_job_that_was_answered_with_202(house: House) -> None:
