@@ -23,7 +23,7 @@ from api.anthropic.errors import is_asked
 from api.jobs import accepted_response, as_json
 from api.openai.schemas import Kind
 from api.services import Services
-from api.stream.reply import StreamReply, WholeReply
+from api.stream.reply import Reply, StreamReply, WholeReply
 from streaming.fleet.aliases import Target
 from streaming.fleet.settings import served_names
 
@@ -33,8 +33,10 @@ class JobEndpoint:
 
     admit = staticmethod(admit)
     """How a request becomes a job."""
-    streamed: type[StreamReply] = StreamReply
-    whole: type[WholeReply] = WholeReply
+    streamed: type[Reply] = StreamReply
+    whole: type[Reply] = WholeReply
+    queues = True
+    """Whether its clients may ask not to wait."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -42,7 +44,8 @@ class JobEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, whole or streamed. Raises ApiError before the answer starts."""
         services: Services = scope["app"].state.services
-        waits = b"prefer" not in scope["state"]["headers"] or not prefers_async(header(scope, b"prefer"))
+        prefers = b"prefer" in scope["state"]["headers"] and self.queues
+        waits = not (prefers and prefers_async(header(scope, b"prefer")))
         admitted = await self.admit(services, scope, receive, self._kind, waits=waits)
         reply: ASGIApp
         if waits:

@@ -151,6 +151,7 @@ class Messages(JobEndpoint):
 
 
 class TokenCounts(JobEndpoint):
-    """POST /v1/messages/count_tokens."""
+    """POST /v1/messages/count_tokens, whose answer is whole and waited for whatever its client asks for."""
 
-    whole = MessageCount
+    streamed = whole = MessageCount
+    queues = False

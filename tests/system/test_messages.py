@@ -145,6 +145,8 @@ def test_a_loop_of_tools(client: Anthropic) -> None:
     assert [block.type for block in last.content] == ["text"]
     counted = client.messages.count_tokens(model="sim", messages=messages, tools=[WEATHER])  # type: ignore[list-item]
     assert counted.input_tokens == last.usage.input_tokens + (last.usage.cache_read_input_tokens or 0)
+    later: Any = {"extra_body": {"stream": True}, "extra_headers": {"Prefer": "respond-async"}}
+    assert client.messages.count_tokens(model="sim", messages=messages, tools=[WEATHER], **later) == counted  # type: ignore[list-item]
     forced = client.messages.create(messages=ASKED, tool_choice={"type": "tool", "name": "get_weather"}, **asked)
     assert [block.type for block in forced.content] == ["tool_use"]
 
