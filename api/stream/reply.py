@@ -323,6 +323,9 @@ class NumberedFlow(TokenFlow):
         self._tokens += row.n or 1
         if row.extras:
             self._held.append(self._sequence.delta(row))
+            if (around := self._sequence.plain) is None:  # another item has begun
+                return self._set_aside()
+            self._before, self._after = around
         elif content := row.text:
             text = encode_json(content)
             if not text.isascii():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from api.anthropic.answer import SPAN, START, MessageEvents, message_in_slices
 from api.anthropic.errors import error_object, own_headers
@@ -137,20 +138,28 @@ class Times:
     def observe_equal(self, value: float, count: int) -> None: ...
 
 
-@given(texts, st.integers(0, 8))
-def test_the_fast_path_writes_the_same_bytes(parts: list[str], congested: int) -> None:
+refusals = st.sets(st.integers(1, 8), max_size=3)
+
+
+@given(texts, st.integers(0, 8), refusals)
+def test_the_fast_path_writes_the_same_bytes(parts: list[str], congested: int, refused: set[int]) -> None:
     rows = rows_of(["first", *parts])
+    for place in refused.intersection(range(1, len(rows))):
+        rows[place] = replace(rows[place], extras={"delta": {"refusal": "No."}})
     slow, fast, wire = MessageEvents(job()), MessageEvents(job()), Wire()
     expected = slow.deltas(rows) + slow.end(end())
     wire.written = fast.delta(rows[0])
     flow = NumberedFlow(Times(), fast)  # type: ignore[arg-type]
     around = fast.plain
     assert around is not None
-    flow.start(wire, *around)  # type: ignore[arg-type]
+    flow.start(wire, *around, fast.delta)  # type: ignore[arg-type]
     for place, row in enumerate(rows[1:]):
         flow.paused = place == congested
-        if not flow.write(row):
+        if around is None:
+            wire.written += fast.delta(row)
+        elif not flow.write(row):
             wire.written += flow.unwritten
+            around = fast.plain
         flow.flush(1.0)
     assert wire.written + fast.end(end()) == expected
 

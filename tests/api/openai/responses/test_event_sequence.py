@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from api.openai.errors import internal_error
 from api.openai.rendering import Facts
@@ -111,10 +112,15 @@ class Times:
     def observe_equal(self, value: float, count: int) -> None: ...
 
 
-@given(texts, st.integers(0, 8))
-def test_the_fast_path_writes_the_same_bytes(parts: list[str], congested: int) -> None:
+refusals = st.sets(st.integers(1, 8), max_size=3)
+
+
+@given(texts, st.integers(0, 8), refusals)
+def test_the_fast_path_writes_the_same_bytes(parts: list[str], congested: int, refused: set[int]) -> None:
     """Also where the connection is congested at one of the tokens, and the slow path takes over."""
     rows = rows_of(["first", *parts])
+    for place in refused.intersection(range(1, len(rows))):
+        rows[place] = replace(rows[place], extras={"delta": {"refusal": "No."}})
     slow, fast = EventSequence(facts()), EventSequence(facts())
     expected = slow.opening() + slow.deltas(rows) + slow.end(end())
     wire: Any = Wire()
@@ -122,11 +128,14 @@ def test_the_fast_path_writes_the_same_bytes(parts: list[str], congested: int) -
     flow = NumberedFlow(Times(), fast)  # type: ignore[arg-type]
     around = fast.plain
     assert around is not None
-    flow.start(wire, *around)
+    flow.start(wire, *around, fast.delta)
     for place, row in enumerate(rows[1:]):
         flow.paused = place == congested
-        if not flow.write(row):
+        if around is None:
+            wire.written += fast.delta(row)
+        elif not flow.write(row):
             wire.written += flow.unwritten
+            around = fast.plain
         flow.flush(1.0)
     assert wire.written + fast.end(end()) == expected
 
