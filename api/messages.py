@@ -21,12 +21,12 @@ from api.chat import JobEndpoint
 from api.events import EventStream, HistoryChanged, authors, deltas_of, in_parts, patiently
 from api.jobs import job_headers, own_record, result_of
 from api.openai import errors
-from api.openai.errors import ApiError, from_failure, stream_reset
+from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
 from api.openai.rendering import to_json
 from api.query import value_of, whole_number
 from api.responses import TokenCount
 from api.services import Services
-from api.stream.reply import STREAM_HEADERS, NumberedFlow, Reply, StreamReply, WholeReply, stream_url
+from api.stream.reply import STREAM_HEADERS, NumberedFlow, NumberedReply, Reply, WholeReply, stream_url
 from streaming.errors import DecodeError, NewerMessage, UnknownJob
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.records import NEWER, JobRecord
@@ -78,7 +78,9 @@ async def _events(services: Services, record: JobRecord, after: int, request_id:
                     yield data
                 if terminal is not None:
                     yield events.end(terminal)
-        return
+        if after < events.number:
+            return
+        error = errors.cursor_lost()
     except HistoryChanged:
         error = stream_reset(job_id)
     except UnknownJob:
@@ -108,7 +110,7 @@ class MessageReply(Reply):
         await self._send(send, error.status, body, own_headers(error.headers, self._request_id))
 
 
-class MessageStream(MessageReply, StreamReply):
+class MessageStream(MessageReply, NumberedReply):
     """Streams a new message."""
 
     ping = PING
@@ -120,6 +122,22 @@ class MessageStream(MessageReply, StreamReply):
 
     def _new_renderer(self) -> MessageEvents:
         return self._sequence
+
+    async def _stream(self, send: Send) -> None:
+        """As StreamReply. A job that the request has joined may have begun anew, so its events are read as any later
+        reader reads them."""
+        if not self._admitted.accepted.joined:
+            await super()._stream(send)
+            return
+        services, job_id = self._services, self._buffer.job_id
+        services.relay.close(self._buffer)
+        record = await patiently(lambda: services.job_reader.outline(job_id))
+        if record.terminal is not None and not record.completed:
+            await self._send_error(send, from_terminal(record.terminal))
+            return
+        self._start()
+        events = _events(services, record, START, self._request_id)
+        await self._writer.write_events(events, services.settings.keep_alive_s, PING)
 
     def _render(self, rows: list[Delta], terminal: Terminal | None) -> bytes:
         """As StreamReply; a long time of thinking that is not shown is told by pings."""

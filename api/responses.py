@@ -34,7 +34,7 @@ from api.stream.reply import (
     PING,
     STREAM_HEADERS,
     NumberedFlow,
-    StreamReply,
+    NumberedReply,
     WholeReply,
     body_message,
     stream_url,
@@ -248,8 +248,8 @@ class ResponseReader:
                 async for data in in_parts(services, rows, sequence.deltas):
                     yield data
                 if terminal is not None:
-                    self.ended = terminal
-                    yield sequence.end(terminal)
+                    self.ended, rest = terminal, sequence.end(terminal)
+                    yield rest if had < sequence.number else sequence.fail(errors.cursor_lost())
                 elif seen.state is JobState.RUNNING:
                     yield sequence.running()
 
@@ -278,7 +278,7 @@ async def forget(services: Services, admitted: Admitted) -> None:
             await services.queue.shorten_retention([admitted.accepted.id], FORGET_AFTER_S)
 
 
-class ResponseStream(StreamReply):
+class ResponseStream(NumberedReply):
     """Streams a new response. Its id goes out at once, before a worker has the job.
 
     Nearly every token takes the fast path. Where the engine may have to start again (JSON), and once the job's history
@@ -341,12 +341,6 @@ class ResponseStream(StreamReply):
     async def _fail(self, send: Send, error: ApiError) -> None:
         self._services.metrics.count_error(error.code)
         await send(body_message(self._events.fail(error), more=False))
-
-    async def _break_off(self, send: Send, error: ApiError) -> None:
-        """Break the connection: the response goes on, so none of the three events that end a stream would be true. The
-        client sees a broken answer and can resume after its last event."""
-        self._services.metrics.count_error(error.code)
-        self._writer.cut_off()
 
 
 class WholeResponse(WholeReply):

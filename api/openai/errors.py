@@ -313,7 +313,7 @@ offset_gone = ErrorKind(410, "offset_gone", param="offset").says(
 )
 """The store was restored from an older copy, or the offset was made up."""
 cursor_lost = ErrorKind(409, "stream_reset", param="starting_after", headers=FINAL).says(
-    "The store has lost events of this response. Read it again from its first event, without starting_after."
+    "This answer has no such event, or no longer. Read it again from its first event, without starting_after."
 )
 """A number of an event may name another event now."""
 

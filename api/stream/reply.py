@@ -640,6 +640,16 @@ class StreamReply(Reply):
         return data
 
 
+class NumberedReply(StreamReply):
+    """Streams events that a reader can resume after."""
+
+    async def _break_off(self, send: Send, error: ApiError) -> None:
+        """Break the connection: the job goes on, so no event that ends a stream would be true. The client sees a broken
+        answer and can resume after its last event."""
+        self._services.metrics.count_error(error.code)
+        self._writer.cut_off()
+
+
 class WholeReply(Reply):
     """Sends the answer in one piece."""
 

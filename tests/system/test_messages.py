@@ -68,9 +68,9 @@ class Reader(StreamReader):
         return found
 
 
-def create(house: House, text: str, port: int | None = None, **fields: Any) -> Reader:
+def create(house: House, text: str, port: int | None = None, key: str = "", **fields: Any) -> Reader:
     body = {"model": "sim", "max_tokens": TOKENS, "stream": True, "messages": [{"role": "user", "content": text}]}
-    return Reader(port or house.port, "/v1/messages", {**body, **fields})
+    return Reader(port or house.port, "/v1/messages", {**body, **fields}, Idempotency_Key=key)
 
 
 def follow(house: House, message: str, after: int | None = None, port: int | None = None) -> Reader:
@@ -228,7 +228,8 @@ def test_a_message_is_a_job(house: House) -> None:
 
 
 def test_a_message_that_runs_is_not_there_yet(house: House) -> None:
-    reader = create(house, "runs", max_tokens=4000)
+    asked: Any = {"max_tokens": 4000, "key": "runs"}
+    reader = create(house, "runs", **asked)
     eventually(has(reader, 1))
     status, data = house.get(f"/v1/messages/{reader.message}")
     assert status == 202 and json.loads(data)["object"] == "job"
@@ -236,7 +237,9 @@ def test_a_message_that_runs_is_not_there_yet(house: House) -> None:
     reader.join(60)
     last = events_in(reader.data)[-1]
     assert last.name == "error" and last.id == "" and last.data["error"]["code"] == "job_cancelled"
-    assert house.get(f"/v1/messages/{reader.message}")[0] == 409
+    again = create(house, "runs", **asked)
+    again.join(60)
+    assert house.get(f"/v1/messages/{reader.message}")[0] == again.status == 409
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -289,6 +292,11 @@ def test_cursors_that_name_no_event_are_refused(house: House) -> None:
         status, _, data = house.request("GET", path + query, None, headers)
         assert (status, json.loads(data)["error"]["type"]) == (400, "invalid_request_error")
     assert house.get(f"{path}?stream=true&starting_after=1000000003")[0] == 409
+    last, beyond = (follow(house, message.message, after) for after in (len(message.ids) - 1, 1000))
+    last.join(60), beyond.join(60)
+    (told,) = events_in(beyond.data)
+    assert last.data == b""
+    assert (told.name, told.data["error"]["code"]) == ("error", "stream_reset")
     with Redis.from_url(house.redis_url) as store:
         for partition in range(4):
             store.incr(partition_key(partition, "epoch"))
@@ -338,6 +346,26 @@ def test_a_message_survives_the_api_process_that_streams_it(empty_house: House) 
     assert had + rest == whole and text_of(whole) == said("api", TOKENS)
 
 
+def test_a_draining_api_process_breaks_the_connection(empty_house: House) -> None:
+    house, leaving_port = empty_house, free_port()
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "20"
+    house.start("workers")
+    house.start_api()
+    leaving = house.start_api(leaving_port, PENSTOCK_API_DRAIN_S="0.5")
+    house.wait_ready()
+    first = create(house, "drain", leaving_port)
+    eventually(has(first, 5))
+    second = follow(house, first.message, port=leaving_port)
+    eventually(has(second, 5))
+    leaving.terminate()
+    leaving.wait(60)
+    for reader in (first, second):
+        reader.join(60)
+        had = events_in(reader.data)
+        assert "error" not in [event.name for event in had]
+        assert text_of(had + follow(house, first.message, int(had[-1].id)).whole()) == said("drain", TOKENS)
+
+
 FORMAT = {"format": {"type": "json_schema", "schema": {"type": "array", "items": {"type": "string"}}}}
 
 
@@ -349,7 +377,8 @@ def test_json_that_begins_again_is_told_and_never_joined(json_house: House) -> N
     house.start_api(other)
     doomed = house.start("workers", "--model", "m", "--id", "worker-0")
     house.wait_ready()
-    reader = create(house, "150", model="m", output_config=FORMAT)
+    asked: Any = {"model": "m", "output_config": FORMAT, "key": "again"}
+    reader = create(house, "150", **asked)
     eventually(has(reader, 25))
     late = follow(house, reader.message, 20, other)
     eventually(has(late, 5))
@@ -369,6 +398,7 @@ def test_json_that_begins_again_is_told_and_never_joined(json_house: House) -> N
     assert json.loads(text_of(found))[-1].endswith("end") and new.ids[0] == 1_000_000_000
     rest = follow(house, reader.message, new.ids[7])
     assert rest.whole() == found[8:]
+    assert create(house, "150", other, **asked).whole() == found
     shown = json.loads(house.get(f"/v1/messages/{reader.message}")[1])
     assert shown["content"][0]["text"] == text_of(found)
 

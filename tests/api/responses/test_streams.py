@@ -218,6 +218,8 @@ def test_a_cursor_of_before_a_loss_of_data_is_refused(house: House) -> None:
     body = {"model": "sim", "input": "x", "max_output_tokens": 2}
     made = json.loads(house.post("/v1/responses", body)[2])
     before = replay(house, made["id"], 2)
+    (beyond,) = events(replay(house, made["id"], 1000))
+    assert (beyond["type"], beyond["sequence_number"]) == ("response.failed", 1001)
     with Redis.from_url(house.redis_url) as store:
         for partition in range(4):
             store.incr(partition_key(partition, "epoch"))
