@@ -59,7 +59,7 @@ def message_in_slices(facts: Facts, terminal: Terminal, rows: Sequence[Delta]) -
         if first:
             yield
         answer.take(rows[first : first + ROWS_PER_SLICE])
-    stop = _stop(terminal, answer.items, next(filter(None, map(_stopped_by, rows)), None))
+    stop = _stop(terminal, answer.items, next(filter(None, [_stopped_by(job, row) for row in rows]), None))
     content = [_block(job, item) for item in answer.items if _is_shown(job, item)]
     return message_object(job, content or [{"type": "text", "text": ""}], stop, terminal.usage)
 
@@ -69,15 +69,16 @@ NOT_STOPPED: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
 def _stop(terminal: Terminal, items: Iterable[AnswerItem], stopped_by: str | None) -> dict[str, Any]:
     numbers = {item.number for item in items}
-    ended = "tool_use" if max(numbers, default=SAID) >= 0 else "refusal" if REFUSED in numbers else "end_turn"
-    reason = STOP_REASONS.get("".join(terminal.finishes[:1])) or ("stop_sequence" if stopped_by else ended)
+    said = "refusal" if REFUSED in numbers else "stop_sequence" if stopped_by else "end_turn"
+    ended = "tool_use" if max(numbers, default=SAID) >= 0 else said
+    reason = STOP_REASONS.get("".join(terminal.finishes[:1])) or ended
     return {"stop_reason": reason, "stop_sequence": stopped_by if reason == "stop_sequence" else None}
 
 
-def _stopped_by(row: Delta) -> str | None:
-    """The stop sequence that ended the text; None if none did."""
+def _stopped_by(job: Job, row: Delta) -> str | None:
+    """The stop sequence that ended the text; None if none did, or one that nobody asked for."""
     said = row.extras.get("choice", {}).get("stop_reason") if row.extras else None
-    return said if isinstance(said, str) and said else None
+    return said if said in job.sampling.stop else None
 
 
 def _is_shown(job: Job, item: AnswerItem) -> bool:
@@ -159,7 +160,7 @@ class MessageEvents:
                 data += self._close() + self._begin_block(item)
             if part.text:
                 data += self._event("content_block_delta", index=self._blocks - 1, delta=_delta(item, part.text))
-        self._stopped_by = self._stopped_by or _stopped_by(row)
+        self._stopped_by = self._stopped_by or _stopped_by(self._job, row)
         return data
 
     def deltas(self, rows: Iterable[Delta]) -> bytes:

@@ -17,7 +17,7 @@ from api.anthropic.errors import error_object, own_headers
 from api.openai.errors import ApiError, invalid_request, queue_full, store_unavailable
 from api.openai.rendering import Facts
 from api.stream.reply import NumberedFlow
-from penstock.engine import ChatTurn, Failure
+from penstock.engine import ChatTurn, Failure, Sampling
 from penstock.loops import at_once
 from penstock.tools import REASONING, TEXT, Tool, Tools, opened
 from streaming.jobs.codec import Delta, Terminal, Usage
@@ -31,7 +31,7 @@ TOOLS = Tools(offered=(Tool("f"),))
 def job(*, thinking: bool = False, tools: Tools | None = None) -> Job:
     reasoning, form = "default" if thinking else "", MessageForm(thinking=thinking)
     return Job(id=JOB, model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)),
-               tools=tools, reasoning=reasoning, message=form)  # fmt: skip
+               sampling=Sampling(stop=("END",)), tools=tools, reasoning=reasoning, message=form)  # fmt: skip
 
 
 def rows_of(texts: Sequence[str]) -> list[Delta]:
@@ -180,6 +180,8 @@ def test_only_plain_text_takes_the_fast_path() -> None:
         ("content_filter", None, ["a"], ("refusal", None)),
         ("stop", {"choice": {"stop_reason": "END"}}, ["a"], ("stop_sequence", "END")),
         ("stop", {"choice": {"stop_reason": 128009}}, ["a"], ("end_turn", None)),
+        ("stop", {"choice": {"stop_reason": "<|end|>"}}, ["a"], ("end_turn", None)),
+        ("stop", {"choice": {"stop_reason": "END"}}, [opened("f") + "{}"], ("tool_use", None)),
         ("stop", {"delta": {"refusal": "No."}}, [""], ("refusal", None)),
         ("tool_calls", None, [opened("f") + "{}"], ("tool_use", None)),
         ("length", None, [opened("f") + '{"a'], ("max_tokens", None)),
