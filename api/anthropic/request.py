@@ -161,7 +161,7 @@ class PromptFields(fields.GenerationRequest):
     def reasoning_of(self, card: ModelCard | None) -> str:
         """As that of a chat that asks for as much as its model can be told: effort is a hint here."""
         if card is not None and card.capabilities.reasoning_effort:
-            return super().reasoning_of(card)
+            return super().reasoning_of(card) or ("default" if self.thinking and self.thinking.shown else "")
         return "default" if card is not None and card.capabilities.reasoning else ""
 
     @property

@@ -145,8 +145,10 @@ def test_effort_is_a_hint() -> None:
         )
         assert job("message", asked, CARDS[1]).reasoning == ""
     assert job("message", base | {"thinking": {"type": "disabled"}}, able).reasoning == "none"
-    thinking = ModelCard(name="m", engine="e", context=9, max_output=9, created=1,
-                         capabilities=Capabilities(reasoning=True))  # fmt: skip
+    able = replace(able, capabilities=Capabilities(reasoning_effort=True))
+    for options, told in (({"type": "enabled"}, "default"), ({"type": "adaptive", "display": "omitted"}, "")):
+        assert job("message", base | {"thinking": options}, able).reasoning == told
+    thinking = replace(able, capabilities=Capabilities(reasoning=True))
     assert job("message", base | {"thinking": {"type": "disabled"}}, thinking).reasoning == "default"
 
 
