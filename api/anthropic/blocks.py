@@ -309,9 +309,10 @@ def _shown(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def tool_use(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Render a call. Arguments that are no whole object, because a limit cut them, are left out."""
+    """Render a call, whose arguments keep the numbers that the model wrote. Those that are no whole object, because a
+    limit cut them, are left out."""
     try:
-        given = msgspec.json.decode(arguments, type=dict[str, Any])
+        given = msgspec.json.format(arguments, indent=-1)
     except (msgspec.MsgspecError, RecursionError):
-        given = {}
-    return {"type": "tool_use", "id": call_id, "name": name, "input": given}
+        given = ""
+    return {"type": "tool_use", "id": call_id, "name": name, "input": msgspec.Raw(given if given[:1] == "{" else "{}")}

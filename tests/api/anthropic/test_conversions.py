@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from api.anthropic.blocks import sent_messages
 from api.openai.errors import ApiError
+from api.openai.rendering import to_json
 from api.openai.results import input_object
 from api.openai.schemas import Kind, ignored_fields, parse, to_job
 from penstock.engine import Capabilities, ModelCard
@@ -28,7 +29,7 @@ CARDS = [
 
 
 def job(kind: Kind, body: dict[str, Any], card: ModelCard | None = None) -> Job:
-    asked = parse(kind, json.dumps(body).encode())
+    asked = parse(kind, to_json(body))
     return to_job(asked, tenant="t", ceiling=Priority.INTERACTIVE, card=card)
 
 

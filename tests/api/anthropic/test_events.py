@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from api.anthropic.answer import SPAN, START, MessageEvents, message_in_slices
 from api.anthropic.errors import error_object, own_headers
 from api.openai.errors import ApiError, invalid_request, queue_full, store_unavailable
-from api.openai.rendering import Facts
+from api.openai.rendering import Facts, to_json
 from api.stream.reply import NumberedFlow
 from penstock.engine import ChatTurn, Failure, Sampling
 from penstock.loops import at_once
@@ -76,13 +76,14 @@ def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def whole(about: Job, rows: list[Delta], terminal: Terminal) -> dict[str, Any]:
-    return at_once(message_in_slices(Facts(about, 1), terminal, rows))
+    return json.loads(to_json(at_once(message_in_slices(Facts(about, 1), terminal, rows))))  # type: ignore[no-any-return]
 
 
 CASES = [
     (False, None, ["a", "", "b\u2028%d"]),
     (True, None, [REASONING, "think", " on", TEXT, "said", " so"]),
     (False, TOOLS, ["I call ", "it", opened("f"), '{"a":', '"é"}', opened("f"), "{}"]),
+    (False, TOOLS, [opened("f"), '{"a": [1e400, 123456789012345678901234567890]}']),
     (True, TOOLS, [REASONING + "think" + TEXT, "say" + opened("f") + '{"a":1}', TEXT + "after"]),
 ]
 
