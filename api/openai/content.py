@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from api.openai.errors import TASK_FIELDS, ApiError, content_filter, invalid_request
+from api.openai.errors import ApiError, content_filter, invalid_request
 from penstock.content import MAX_LOOKS, Cleaner, ContentSettings, TenantRules, TooMuch, note, rules_of
-from streaming.jobs.job import Chat, Inputs, Job, Tokens, own_name
+from streaming.jobs.job import TASKS, Chat, Inputs, Job, Tokens, own_name
 from telemetry.metrics import Metrics
 
 T = TypeVar("T")
@@ -110,5 +110,5 @@ def _has_ids(job: Job) -> bool:
 def _field(job: Job) -> str:
     """The field of the request that holds its prompt."""
     if job.task is not None:
-        return TASK_FIELDS[job.task.kind]
+        return TASKS[job.task.kind].field
     return own_name(job, "messages" if isinstance(job.prompt, Chat) else "prompt")

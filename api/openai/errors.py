@@ -17,7 +17,7 @@ from penstock.engine import Failure
 from penstock.text import counted
 from streaming.errors import LimitReached, QuotaExceeded
 from streaming.jobs.codec import Terminal
-from streaming.jobs.job import CancelledBy, Job, JobState, prompt_count
+from streaming.jobs.job import TASKS, CancelledBy, Job, JobState, prompt_count
 from streaming.order import Priority
 
 
@@ -130,17 +130,12 @@ def content_filter(rule: str, param: str) -> ApiError:
                     "something that may not be sent. Take it out.", param=param)  # fmt: skip
 
 
-TASK_FIELDS = {"embed": "input", "rerank": "documents", "tokenize": "prompt", "detokenize": "tokens",
-               "transcribe": "file", "translate": "file", "draw": "prompt", "edit": "prompt"}  # fmt: skip
-"""By kind of task, the field with what it is about."""
-
-
 def too_large_for_store(job: Job, needed: int) -> ApiError:
     """`needed`: bytes that the job brings and may write."""
     param = "prompt" if prompt_count(job.prompt) > 1 else "n" if job.sampling.n > 1 else "max_tokens"
     remedy = "Lower max_tokens or n, send the prompts in several requests, or leave logprobs out."
     if job.task is not None:
-        param = TASK_FIELDS[job.task.kind] if job.response is None else "input"
+        param = TASKS[job.task.kind].field if job.response is None else "input"
         remedy = f"Send {param} in several requests."
     message = (
         f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, more than one request may have, "

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum, unique
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -134,15 +134,30 @@ class Endpoint(StrEnum):
     EDITS = "s", "/v1/images/edits"
 
 
-_TASKS: dict[TaskKind, Endpoint] = {
-    "embed": Endpoint.EMBEDDINGS,
-    "rerank": Endpoint.RERANK,
-    "tokenize": Endpoint.TOKENIZE,
-    "detokenize": Endpoint.DETOKENIZE,
-    "transcribe": Endpoint.TRANSCRIPTIONS,
-    "translate": Endpoint.TRANSLATIONS,
-    "draw": Endpoint.IMAGES,
-    "edit": Endpoint.EDITS,
+class TaskFacts(NamedTuple):
+    """What there is to know of a kind of task."""
+
+    endpoint: Endpoint
+    field: str
+    """The field of its request with what it is about."""
+    capability: str
+    """Of an engine that does it."""
+    lack: str
+    """What an engine without it does, and what to do."""
+
+
+_USE = "use a model that GET /v1/models shows with"
+_NO_IDS = "does not tell token ids: the usage of an answer counts them"
+_NO_RECORDINGS, _NO_IMAGES = f"hears no recordings: {_USE} transcribe", f"draws no images: {_USE} draw"
+TASKS: Mapping[TaskKind, TaskFacts] = {
+    "embed": TaskFacts(Endpoint.EMBEDDINGS, "input", "embed", f"makes no embeddings: {_USE} embed"),
+    "rerank": TaskFacts(Endpoint.RERANK, "documents", "rerank", f"ranks no documents: {_USE} rerank"),
+    "tokenize": TaskFacts(Endpoint.TOKENIZE, "prompt", "tokenize", _NO_IDS),
+    "detokenize": TaskFacts(Endpoint.DETOKENIZE, "tokens", "tokenize", "has no text for token ids"),
+    "transcribe": TaskFacts(Endpoint.TRANSCRIPTIONS, "file", "transcribe", _NO_RECORDINGS),
+    "translate": TaskFacts(Endpoint.TRANSLATIONS, "file", "transcribe", _NO_RECORDINGS),
+    "draw": TaskFacts(Endpoint.IMAGES, "prompt", "draw", _NO_IMAGES),
+    "edit": TaskFacts(Endpoint.EDITS, "prompt", "draw", _NO_IMAGES),
 }
 
 
@@ -342,7 +357,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def endpoint(self) -> Endpoint:
         """The endpoint whose request it is; `POST /v1/jobs` takes requests of some of them."""
         if self.task is not None:
-            return _TASKS[self.task.kind]
+            return TASKS[self.task.kind].endpoint
         if self.response is not None:
             return Endpoint.RESPONSES
         if self.message is not None:
@@ -457,16 +472,6 @@ def is_continuable(job: Job, capabilities: Capabilities) -> bool:
 Refusal: TypeAlias = tuple[str, str]
 """A field of a request, and what an engine without support for it does, with the remedy."""
 
-TASKS: Mapping[TaskKind, str] = {
-    "embed": "makes no embeddings: use a model that GET /v1/models shows with embed",
-    "rerank": "ranks no documents: use a model that GET /v1/models shows with rerank",
-    "tokenize": "does not tell token ids: the usage of an answer counts them",
-    "detokenize": "has no text for token ids",
-    **dict.fromkeys(("transcribe", "translate"), "hears no recordings: use a model with transcribe"),
-    **dict.fromkeys(("draw", "edit"), "draws no images: use a model that GET /v1/models shows with draw"),
-}
-"""What an engine without the task does, and what to do."""
-
 
 def _of_adapter(job: Job, adapters: Sequence[str]) -> Iterator[Refusal]:
     if job.adapter not in adapters:
@@ -476,10 +481,8 @@ def _of_adapter(job: Job, adapters: Sequence[str]) -> Iterator[Refusal]:
 
 
 def _of_task(job: Job, task: Task, can: Capabilities, embedding_size: int) -> Iterator[Refusal]:
-    has_task = {"embed": can.embed, "rerank": can.rerank, **dict.fromkeys(("transcribe", "translate"), can.transcribe),
-                **dict.fromkeys(("draw", "edit"), can.draw)}  # fmt: skip
-    if not has_task.get(task.kind, can.tokenize):
-        yield "model", TASKS[task.kind]
+    if not getattr(can, TASKS[task.kind].capability):
+        yield "model", TASKS[task.kind].lack
     if task.kind in MEDIA_KINDS:
         return
     if task.dimensions is not None and not can.embedding_dimensions:

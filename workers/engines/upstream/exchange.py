@@ -18,6 +18,7 @@ import httpx2
 import msgspec
 
 from penstock.engine import MEDIA_KINDS, Logprob, Piece, Task
+from streaming.jobs.job import TASKS
 from telemetry import tracing as names
 from telemetry.logs import EventLog
 from telemetry.otlp import Attributes
@@ -64,9 +65,6 @@ MAX_VAIN = 2
 """A generation that brought nothing new so often in a row is given up: it ended there without a finish reason."""
 LOOKUP_S = 3.0
 """For a server's answer whether it keeps a generation."""
-PATHS = {"embed": "/embeddings", "rerank": "/rerank", "tokenize": "/tokenize", "detokenize": "/detokenize",
-         "transcribe": "/audio/transcriptions", "translate": "/audio/translations",
-         "draw": "/images/generations", "edit": "/images/edits"}  # fmt: skip
 BASE64 = ("openai", "vllm", "sglang", "llama-server")
 """Kinds that give vectors as base64."""
 TOO_LARGE = b"is too large to process"
@@ -317,7 +315,8 @@ class Exchange:
         if request.turns and not facts.chat_ids and task.kind not in MEDIA_KINDS:
             words = "it tokenizes no conversations: send its text as prompt"
             return ReplyOutcome(End.FAILED, words, status=400, param="messages")
-        path, limit_s = PATHS[task.kind], self._settings.first_token_s if task.computes else ASK_S
+        path = TASKS[task.kind].endpoint.path.removeprefix("/v1")
+        limit_s = self._settings.first_token_s if task.computes else ASK_S
         try:
             if task.kind in MEDIA_KINDS:
                 reply = await self._reply(path, *self._form(task), limit_s, trace, based=True)
