@@ -268,6 +268,16 @@ def test_a_server_that_is_away_is_named() -> None:
     assert told.value.exit_code == Exit.UNREACHABLE
 
 
+def test_a_server_that_lacks_an_adapter_is_named(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml = f"[models.m]\nengine = 'upstream'\nadapters = {{ sql = 'sql-lora' }}\noptions.urls = ['{server}']\n"
+    deployment, found = loaded(tmp_path, toml), list[bool]()
+    for names in (("m",), ("m", "sql-lora")):
+        monkeypatch.setattr(Models, "names", names)
+        [seen] = engines.look(deployment)
+        found.append(seen.facts is None and "sql-lora" in seen.problem)
+    assert found == [True, False]
+
+
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
