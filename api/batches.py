@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from api.admission import caller_of, idempotency_key, read_body, services_of, unanswered
 from api.auth.keys import Caller
-from api.files import file_limits
+from api.files import file_limits, keep_input
 from api.jobs import as_json, as_page, ignored_header
 from api.openai import errors
 from api.openai.batch_lines import WINDOWS, BatchRequest, so_far
@@ -48,12 +49,12 @@ def check_key(caller: Caller) -> None:
         raise errors.outside_of_key("models", "batches")
 
 
-async def accept_batch(request: Request, asked: BatchRequest, body: bytes, lines: int = 0) -> BatchRecord:
-    """Accept a batch durably. `lines`: of its input; 0: not known. Raises ApiError, StreamingError."""
+async def accept_batch(request: Request, asked: BatchRequest, body: bytes, lines: Sequence[bytes] = ()) -> BatchRecord:
+    """Accept a batch durably. `lines`: its input, if that is no file. Raises ApiError, StreamingError."""
     services, caller = services_of(request), caller_of(request)
     key = idempotency_key(request.scope)
     batch_id, trace = services.batches.new_id(caller.tenant, key), request.scope["state"]["trace"]
-    batch = replace(_batch(services, caller, asked, batch_id, trace), lines=lines)
+    batch = replace(_batch(services, caller, asked, batch_id, trace), lines=len(lines))
     limits = await file_limits(services, caller)
     used, limit_bytes = limits.used, limits.quota
     if asked.schedule is not None:
@@ -61,10 +62,14 @@ async def accept_batch(request: Request, asked: BatchRequest, body: bytes, lines
         batch = replace(batch, cron=times[0], timezone=times[1], file_limit=limit_bytes)
     if limit_bytes is not None and used >= limit_bytes and not (key and await _is_known(services, batch)):
         raise QuotaExceeded("file_bytes", used, limit_bytes)
-    input_bytes = 0
+    data = b"".join(lines)
+    input_bytes = len(data)
     try:
-        input_bytes = (await services.files.get(asked.input_file_id, caller.tenant)).size
-        await asyncio.to_thread(services.file_store.begin_work, batch.id, asked.input_file_id)
+        if data:
+            await keep_input(services, batch, data, limits)
+        else:
+            input_bytes = (await services.files.get(asked.input_file_id, caller.tenant)).size
+            await asyncio.to_thread(services.file_store.begin_work, batch.id, asked.input_file_id)
     except (UnknownFile, FileNotFoundError):
         if not key or not await _is_known(
             services, batch
@@ -72,18 +77,17 @@ async def accept_batch(request: Request, asked: BatchRequest, body: bytes, lines
             raise errors.invalid_request("input_file_id names no file of yours.", "input_file_id") from None
     try:
         record = await services.batches.create(batch, hashlib.sha256(body).hexdigest(), limit_bytes, input_bytes)
-    except KeyReused:
-        await _discard_input(services, batch)
-        raise
-    except QuotaExceeded:
+    except (KeyReused, QuotaExceeded):
         await _discard_input(services, batch)
         if not key:  # with a key another request may be creating it right now
             await asyncio.to_thread(services.file_store.end_work, batch.id)
+        elif data:
+            await asyncio.to_thread(services.file_store.take_back, batch.id, batch.input_file, "")
         raise
     except (Unavailable, asyncio.CancelledError) as error:
         raise unanswered(services, error, key, partial(services.batches.request, batch.id, "cancel")) from None
-    if record.state.final:  # the key led to a batch that has ended
-        await asyncio.to_thread(services.file_store.end_work, batch.id)
+    if record.state.final or record.batch.input_file != batch.input_file:  # the key led to a batch of before
+        await _discard_input(services, batch)
     return record
 
 

@@ -28,7 +28,7 @@ from api.openai.batch_lines import MAX_EXPIRY_S, MIN_EXPIRY_S
 from api.query import value_of, whole_number
 from api.services import Services
 from streaming.batches.file_store import FileStore, Incoming
-from streaming.batches.store import StoredFile
+from streaming.batches.store import Batch, StoredFile
 from streaming.errors import QuotaExceeded, UnknownFile
 
 if TYPE_CHECKING:
@@ -61,23 +61,17 @@ async def create(request: Request) -> Response:
     return as_json(file_object(file))
 
 
-async def keep_lines(services: Services, caller: Caller, data: bytes, lines: int, name: str) -> StoredFile:
-    """Keep the input of a batch as an upload of the caller. Raises ApiError, Unavailable."""
-    limits = await file_limits(services, caller)
+async def keep_input(services: Services, batch: Batch, data: bytes, limits: FileLimits) -> None:
+    """Give a batch an input that is no upload; it counts in the quota as soon as the batch is accepted. Raises ApiError
+    (413, 503)."""
+    limits = limits._replace(quota=None)
     with (
         _told(),
-        Allowance(services.receiving_bytes, caller.tenant, services.files_settings.size_limit, limits) as allowance,
+        Allowance(services.receiving_bytes, batch.tenant, services.files_settings.size_limit, limits) as allowance,
     ):
         allowance.take(len(data))
         await asyncio.to_thread(services.file_store.claim, services.store.deployment)
-        incoming = await asyncio.to_thread(services.file_store.open_incoming)
-        upload = Upload({"purpose": BATCH}, incoming, name, lines)
-        try:
-            await asyncio.to_thread(incoming.write, data)
-        except BaseException:
-            incoming.discard()
-            raise
-        return await _keep(services, caller.tenant, upload, limits.quota)
+        await asyncio.to_thread(services.file_store.begin_work, batch.id, batch.input_file, data=data)
 
 
 @contextlib.contextmanager
@@ -187,15 +181,10 @@ async def content(request: Request) -> Response:
 
 async def delete(request: Request) -> Response:
     """DELETE /v1/files/{id}: delete the file. Batches created from it continue."""
-    file = await own_file(request)
-    await drop_file(services_of(request), file)
-    return as_json({"id": file.id, "object": "file", "deleted": True})
-
-
-async def drop_file(services: Services, file: StoredFile) -> None:
-    """Delete a file: its bytes, then its record. Raises Unavailable."""
+    services, file = services_of(request), await own_file(request)
     await asyncio.to_thread(services.file_store.remove, file.id)
     await services.files.forget(file.id, file.tenant)
+    return as_json({"id": file.id, "object": "file", "deleted": True})
 
 
 async def own_file(request: Request) -> StoredFile:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from api.admission import caller_of, receive_body, services_of
-from api.anthropic.batches import ENDPOINT, batch_of, lines_of, message_batch_object, read_request, results
+from api.anthropic.batches import ENDPOINT, batch_of, input_lines, message_batch_object, results
 from api.batches import accept_batch, check_key, command_batch, own_batch
-from api.files import drop_file, keep_lines
 from api.jobs import as_json
 from api.openai import errors
 from api.openai.batch_lines import BatchRequest, blocks
 from api.query import value_of
 from streaming.batches.store import BatchRecord
-from streaming.errors import Unavailable, UnknownBatch
+from streaming.errors import UnknownBatch
 
 PER_CALL = 100
 
@@ -27,33 +25,27 @@ async def create(request: Request) -> Response:
     services, caller = services_of(request), caller_of(request)
     check_key(caller)
     body = bytes(await receive_body(request.scope, request.receive, services.settings.body_limit))
-    asked = read_request(body, services.batch_settings.max_lines)
+    lines = await asyncio.to_thread(input_lines, body, services.batch_settings.max_lines)
     if services.refusal:
         raise errors.store_full(services.refusal)
-    file = await keep_lines(services, caller, lines_of(asked), len(asked), "message_batch.jsonl")
-    try:
-        made = BatchRequest(input_file_id=file.id, endpoint=ENDPOINT)
-        record = await accept_batch(request, made, body, len(asked))
-    finally:  # the batch has a copy, and no client knows of this one
-        with contextlib.suppress(Unavailable):
-            await drop_file(services, file)
-    return as_json(message_batch_object(record))
+    asked = BatchRequest(input_file_id=services.files.new_id(caller.tenant), endpoint=ENDPOINT)
+    return as_json(message_batch_object(await accept_batch(request, asked, body, lines)))
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/messages/batches[?after_id=&limit=]: list the caller's batches of messages, newest first."""
+    """GET /v1/messages/batches[?before_id=|after_id=&limit=]: list the caller's batches of messages, newest first."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
-    errors.refuse_if("before_id" in query, "before_id", "is not supported here: page on with after_id")
-    limit, after, more = value_of(query, "limit") or 20, query.get("after_id"), True
-    after, found = None if after is None else batch_of(after), list[BatchRecord]()
+    limit, name = value_of(query, "batch_limit") or 20, "before_id" if "before_id" in query else "after_id"
+    errors.refuse_if(name != "after_id" and "after_id" in query, name, "excludes after_id")
+    place, more, found = batch_of(query[name]) if name in query else None, True, list[BatchRecord]()
     while more and len(found) <= limit:
         try:
-            page = await services.batches.recent(caller.tenant, after, PER_CALL)
+            page = await services.batches.recent(caller.tenant, place, PER_CALL, newest_first=name == "after_id")
         except UnknownBatch:
-            raise errors.invalid_request("after_id names no batch of yours.", "after_id") from None
+            raise errors.invalid_request(f"{name} names no batch of yours.", name) from None
         found += [record for record in page if _is_of_messages(record)]
-        after, more = page[-1].batch.id if page else after, len(page) == PER_CALL
-    data = [message_batch_object(record) for record in found[:limit]]
+        place, more = page[-1].batch.id if page else place, bool(page)
+    data = [message_batch_object(record) for record in found[:limit]][:: 1 if name == "after_id" else -1]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
     return as_json({"data": data, "has_more": len(found) > limit, **ends})
 

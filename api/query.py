@@ -45,7 +45,9 @@ PARAMS = {
     "limit": Param("limit", INTEGER | {"minimum": 1, "maximum": 100}, "Rows on a page."),
     "wait": Param("wait", NUMBER | {"minimum": 0, "maximum": 600}, "Seconds to wait for the job's end."),
     "include": Param("include", STRING | {"enum": ["input"]}, "`input`: show the request, too."),
-    "after_id": Param("after_id", STRING, "Continue after the batch with this id."),
+    "batch_limit": Param("limit", INTEGER | {"minimum": 1, "maximum": 1000}, "Rows on a page."),
+    "after_id": Param("after_id", STRING, "Only batches that are older than this one."),
+    "before_id": Param("before_id", STRING, "The ones that are newer than this batch, and next to it."),
     "after": Param("after", STRING, "Continue after this: events as Last-Event-ID, lists after this id, also if it was "
                    "deleted today."),
     "stream": Param("stream", {"enum": ["true", "false"]}, "`true`: stream the events, from the first one on."),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from api.anthropic.errors import error_kind
+from api.openai.batch_lines import MAX_LINE_BYTES, BadLine, envelope
 from api.openai.errors import invalid_request, refuse_if
 from api.openai.rendering import to_json
 from streaming.batches.store import BatchRecord, BatchState
@@ -27,7 +28,7 @@ class BatchedMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MessageBatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /v1/messages/batches. What its requests are is read later, line by line."""
+    """The body of POST /v1/messages/batches."""
 
     requests: Annotated[list[BatchedMessage], msgspec.Meta(min_length=1)]
 
@@ -35,28 +36,28 @@ class MessageBatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 _REQUEST = msgspec.json.Decoder(MessageBatchRequest)
 
 
-def read_request(body: bytes, most: int) -> list[BatchedMessage]:
-    """Read the requests of a batch. Raises ApiError (400)."""
+def input_lines(body: bytes, most: int) -> list[bytes]:
+    """Read the requests of a batch, as lines of an input that no reader refuses as a whole. A line break in JSON is no
+    part of a text. Blocks. Raises ApiError (400)."""
     try:
-        requests = _REQUEST.decode(body.decode())
+        requests = _REQUEST.decode(body.decode()).requests
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         what = "requests must be a list of objects, each with a custom_id (1 to 64 characters) and params"
         raise invalid_request(f"{what}: {error}.", "requests") from None
-    is_object = all(bytes(each.params)[:1] == b"{" for each in requests.requests)
+    is_object = all(bytes(each.params)[:1] == b"{" for each in requests)
     refuse_if(not is_object, "requests", "must have params that are an object each")
-    refuse_if(len(requests.requests) > most, "requests", f"may have at most {most:,} ([batch] max_lines)")
-    is_double = len({each.custom_id for each in requests.requests}) < len(requests.requests)
+    refuse_if(len(requests) > most, "requests", f"may have at most {most:,} ([batch] max_lines)")
+    is_double = len({each.custom_id for each in requests}) < len(requests)
     refuse_if(is_double, "requests", "must have a custom_id of its own each")
-    return requests.requests
-
-
-def lines_of(requests: Iterable[BatchedMessage]) -> bytes:
-    """The same as the input of a batch. A line break in JSON is no part of a text."""
-    line = b'{"custom_id":%b,"method":"POST","url":"/v1/messages","body":%b}\n'
-    return b"".join([
-        line % (to_json(each.custom_id), bytes(each.params).replace(b"\n", b" ").replace(b"\r", b" "))
-        for each in requests
-    ])  # fmt: skip
+    lines, line = list[bytes](), b'{"custom_id":%b,"method":"POST","url":"/v1/messages","body":%b}\n'
+    for number, each in enumerate(requests):
+        lines.append(line % (to_json(each.custom_id), bytes(each.params).replace(b"\n", b" ").replace(b"\r", b" ")))
+        refuse_if(len(lines[-1]) > MAX_LINE_BYTES, f"requests[{number}]", f"may have at most {MAX_LINE_BYTES:,} bytes")
+        try:
+            envelope(lines[-1], ENDPOINT)
+        except BadLine as bad:
+            raise invalid_request(f"requests[{number}]: {bad}", f"requests[{number}]") from None
+    return lines
 
 
 def batch_of(message_batch: str) -> str:

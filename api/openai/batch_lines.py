@@ -46,6 +46,7 @@ ENDPOINTS: Mapping[str, Kind] = {
 """The endpoints that a batch may call, with their kind of request."""
 
 MAX_CUSTOM_ID = 512
+MAX_LINE_BYTES = 2 * 1024 * 1024
 MAX_LINE_DEPTH = 256
 """Levels of nested JSON in a whole line. The JSON parser itself fails at about 900 levels, depending on its caller's
 stack; this limit keeps a line that was accepted readable when its output is written. Requests have a stricter limit."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from api.openai.batch_lines import (
+    MAX_LINE_BYTES,
     BadLine,
     Envelope,
     answer,
@@ -51,7 +52,6 @@ from telemetry.otlp import Attributes
 from telemetry.tracing import Span
 
 MAX_FAULTS = 100
-MAX_LINE_BYTES = 2 * 1024 * 1024
 STOP_CHECK_LINES = 64
 """Lines between two calls of `should_continue`."""
 

@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from api.openai.batch_lines import blocks, output_lines
-from offline.batch.lines import Lines, Terms, ValidationInterrupted, validate_input
+from api.openai.batch_lines import blocks, output_lines, refusal
+from api.openai.errors import ApiError
+from offline.batch.lines import Lines, Terms, ValidatedInput, ValidationInterrupted, validate_input
 from offline.tools import OfflineTools
 from penstock.loops import ExpectedErrors, run_periodically, wait
 from streaming.batches.cron import Cron
@@ -42,7 +43,7 @@ CANCEL_TIMEOUT_S = 30.0
 """How long running lines of a cancelled batch may take to stop."""
 PAUSED_RECHECK_MS = 24 * 3600 * 1000
 """A paused batch without a deadline becomes due again after this time."""
-OUTPUT = "batch_output"
+OUTPUT, TOKEN_LIMIT = "batch_output", "token_limit_exceeded"
 WORK_LOST = LineFault(
     0,
     "work_lost",
@@ -137,7 +138,7 @@ class BatchTurn:
         if self._lease.state is BatchState.SCHEDULED:
             await self._keep_schedule()
             return
-        if self._lease.state is BatchState.VALIDATING and not await self._read_input():
+        if self._is_to_read and not await self._read_input():
             return
         if not await asyncio.to_thread((self._folder / PLAN).exists):
             await self._finish_without_work()
@@ -145,6 +146,13 @@ class BatchTurn:
         reason = await self._compute()
         if reason is not None:
             await self._write_outputs(reason)
+
+    @property
+    def _is_to_read(self) -> bool:
+        """Whether the input is to be read. Requests that came as a batch have a result each, though it is cancelled."""
+        lease, state = self._lease, self._lease.state
+        unread = state is BatchState.CANCELLING and lease.batch.lines and not lease.progress.began_ms
+        return state is BatchState.VALIDATING or bool(unread)
 
     async def _restore_ending(self) -> bool:
         """End a batch again that had ended before the store was restored from a backup; return whether it had."""
@@ -202,6 +210,7 @@ class BatchTurn:
         try:
             source = await asyncio.to_thread(self._tools.file_store.input_of, batch.id, batch.input_file)
             found = await asyncio.to_thread(validate_input, source, terms, segment, self._should_continue)
+            await self._reserve(found, segment)
             if not found.faults:
                 await asyncio.to_thread(segment.commit)
                 await asyncio.to_thread(found.plan.save, self._folder)
@@ -214,13 +223,6 @@ class BatchTurn:
             return False
         finally:
             segment.close()
-        has_room, waiting = await self._batches.reserve(self._lease, found.tokens) if not found.faults else (True, 0)
-        if not has_room:
-            message = (
-                f"This batch has about {found.tokens} tokens and {waiting} are waiting in others; "
-                f"at most {batch.token_limit} may wait at once."
-            )
-            found.faults.append(LineFault(0, "token_limit_exceeded", message))
         if found.faults:
             await self._finish(BatchState.FAILED, faults=tuple(found.faults))
             return False
@@ -234,6 +236,26 @@ class BatchTurn:
             began_ms=self._lease.now_ms,
         )
         return True
+
+    async def _reserve(self, found: ValidatedInput, segment: Segment) -> None:
+        """Reserve the tokens of an input. Without room for them it has a fault, or its requests, if they came as a
+        batch, have an error each. Raises Fenced, Unavailable."""
+        batch = self._lease.batch
+        if found.faults or self._lease.state is BatchState.CANCELLING:
+            return
+        has_room, waiting = await self._batches.reserve(self._lease, found.tokens)
+        if has_room:
+            return
+        message = (
+            f"This batch has about {found.tokens} tokens and {waiting} are waiting in others; "
+            f"at most {batch.token_limit} may wait at once."
+        )
+        if not batch.lines:
+            found.faults.append(LineFault(0, TOKEN_LIMIT, message))
+            return
+        for place in found.plan.order:
+            segment.add(place, LineOutcome.FAILED, answer=refusal(ApiError(429, TOKEN_LIMIT, message)))
+        found.refused = len(found.plan)
 
     async def _compute(self) -> StopReason | None:
         """Compute lines. Returns why the batch stops ("": every line has an answer); None if only the turn is over."""

@@ -135,12 +135,14 @@ class FileStore:
     def _offered(self, batch_id: str, file_id: str) -> Path:
         return self.work(batch_id) / f"input.{_safe(file_id)}"
 
-    def begin_work(self, batch_id: str, file_id: str, schedule: str = "") -> None:
-        """Create a batch's folder and offer it an input, the one of `schedule` if a schedule begins it. Idempotent.
-        Raises FileNotFoundError if the file is gone."""
+    def begin_work(self, batch_id: str, file_id: str, schedule: str = "", data: bytes = b"") -> None:
+        """Create a batch's folder and offer it an input: `data`, the one of `schedule` if a schedule begins it, or the
+        file. Idempotent. Raises OSError, FileNotFoundError if the file is gone."""
         work, link = self.work(batch_id), self._offered(batch_id, file_id)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not link.exists():
+        if data:
+            write_file(link, data)
+        elif not link.exists():
             _link(self.input_of(schedule, file_id) if schedule else self.path(file_id), link)
 
     def works(self) -> list[str]:

@@ -347,10 +347,12 @@ class Batches:
             raise UnknownBatch(batch_id)
         return record
 
-    async def recent(self, tenant: str, after: str | None, limit: int) -> list[BatchRecord]:
-        """List a tenant's batches, newest first, behind the batch `after`, which may be forgotten. Raises UnknownBatch
-        if the tenant never had it."""
-        ids = await _listed(self._client, "batches", tenant, after, limit, UnknownBatch)
+    async def recent(
+        self, tenant: str, after: str | None, limit: int, *, newest_first: bool = True
+    ) -> list[BatchRecord]:
+        """List a tenant's batches in the order of their creation, behind the batch `after`, which may be forgotten.
+        Raises UnknownBatch if the tenant never had it."""
+        ids = await _listed(self._client, "batches", tenant, after, limit, UnknownBatch, newest_first=newest_first)
         records = await self._records([name for name in ids if self._is_ours(name)])
         return [record for record in records if record is not None]
 

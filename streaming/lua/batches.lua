@@ -27,7 +27,8 @@ if known[1] and (known[1] ~= digest or known[2] ~= tenant) then return 'reused' 
 local now = now_ms()
 if not known[1] then
   local stored = most and stored_bytes(tenant)
-  if most and stored >= most then return {'quota', 'files', stored} end
+  local more = redis.call('HGET', sizes_key(tenant), input) and 1 or file_cost(ARGV[9])
+  if most and stored + more > most then return {'quota', 'files', stored} end
   redis.call('HSET', batch_key(id), 'asked', asked, 'digest', digest, 'tenant', tenant, 'status', ARGV[10],
     'paused', '', 'created', now, 'expires', window ~= '' and now + window or '', 'turn', 0, 'epoch', 0, 'progress', '', 'events', events,
     'input', input)
@@ -35,7 +36,7 @@ if not known[1] then
   redis.call('ZADD', due_key(), now, id)
   redis.call('PUBLISH', CHANNEL .. 'offline:due', id)
   redis.call('SADD', readers_key(input), id)
-  if redis.call('EXISTS', file_key(input)) == 0 then retain_file_cost(input, tenant, file_cost(ARGV[9])) end -- deleted meanwhile
+  if redis.call('EXISTS', file_key(input)) == 0 then retain_file_cost(input, tenant, file_cost(ARGV[9])) end -- no upload, or deleted meanwhile
 end
 return redis.call('HMGET', batch_key(id), 'asked', 'status', 'paused', 'created', 'expires', 'cancelling', 'progress',
   'tenant')

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from anthropic import Anthropic, BadRequestError, ConflictError, NotFoundError
 from batching import said
-from house import House, eventually, key_rows, module_house
+from house import House, eventually, key_rows, module_house, serving
 
 pytestmark = pytest.mark.slow
-SETTINGS = key_rows(red="", blue="") + '[aliases]\n"claude-*" = "sim"\n'
+ROWS = {"green": "batch_tokens = 40", "small": "quotas = { file_bytes = 6000 }"}
+SETTINGS = key_rows(red="", blue="", **ROWS) + '[aliases]\n"claude-*" = "sim"\n'
 house = module_house("workers", "offline", settings=SETTINGS)
 
 
@@ -71,6 +73,9 @@ def test_batches_are_listed_and_deleted(red: Anthropic, blue: Anthropic) -> None
     """Newest first, page by page, for their tenant alone."""
     made = [red.messages.batches.create(requests=[request("a")]).id for _ in range(3)]
     assert [each.id for each in red.messages.batches.list(limit=2)][:3] == made[::-1]
+    assert [each.id for each in red.messages.batches.list(limit=1, before_id=made[0])] == [made[1], made[2]]
+    page = red.messages.batches.list(limit=1000, before_id=made[0])
+    assert ([each.id for each in page.data], page.has_more) == ([made[2], made[1]], False)
     assert made[0] not in [each.id for each in blue.messages.batches.list()]
     for call in (blue.messages.batches.retrieve, blue.messages.batches.cancel, blue.messages.batches.delete):
         with pytest.raises(NotFoundError) as caught:
@@ -115,8 +120,54 @@ def test_what_cannot_be_a_batch_is_refused(red: Anthropic, requests: Any) -> Non
     with pytest.raises(BadRequestError) as caught:
         red.messages.batches.create(requests=requests)
     assert "requests" in caught.value.body["error"]["param"]  # type: ignore[index]
-    with pytest.raises(BadRequestError):
-        red.messages.batches.list(before_id="msgbatch_00")
+
+
+def test_a_request_that_no_line_can_hold_is_refused_at_once(house: House) -> None:
+    """Later it would end the whole batch."""
+    deep = b'{"a":' * 300 + b"1" + b"}" * 300
+    for params in (deep, b'{"a":"%b"}' % (b"x" * (2 * 1024 * 1024 - 60))):
+        body = b'{"requests":[{"custom_id":"a","params":%b}]}' % params
+        status, _, answer = house.post("/v1/messages/batches", body, {"X-Api-Key": "red"})
+        assert (status, json.loads(answer)["error"]["param"]) == (400, "requests[0]")
+
+
+def test_tokens_beyond_a_limit_are_the_result_of_each_request(house: House) -> None:
+    asked = [request("a"), request("b", "b"), request("a2"), request("bad", max_tokens=0)]
+    asked += [request(f"r{number}", max_tokens=90) for number in range(3)]
+    with Anthropic(base_url=house.url, api_key="green", max_retries=0) as green:
+        made = green.messages.batches.create(requests=asked)
+        assert counts(ended(green, made.id)) == {"errored": 7}
+        found = {each.custom_id: each.result for each in green.messages.batches.results(made.id)}
+        assert [each.error.error.type for each in found.values()].count("rate_limit_error") == 6
+        assert found["bad"].error.error.type == "invalid_request_error"
+
+
+def test_inputs_count_in_a_quota(house: House) -> None:
+    """Once, while the batch runs; a refused one leaves nothing, and a repeated one needs no room."""
+    small, work = {"X-Api-Key": "small"}, house.folder / ".penstock/files/batches"
+    big = {"requests": [request("a", "x" * 7000)]}
+    for key in ({}, {"Idempotency-Key": "big"}):
+        before = {path for path in work.rglob("*") if path.is_file()}
+        assert house.post("/v1/messages/batches", big, small | key)[0] == 429
+        assert not {path for path in work.rglob("*") if path.is_file()} - before
+    slow = {"requests": [request(f"r{number}", max_tokens=400) for number in range(25)]}
+    made = [house.post("/v1/messages/batches", slow, small | {"Idempotency-Key": "slow"}) for _ in range(2)]
+    assert [status for status, _, _ in made] == [200, 200]
+    names = {json.loads(body)["id"] for _, _, body in made}
+    assert len(names) == 1
+    folder = work / names.pop()[3:]
+    assert len(list(folder.glob("input*"))) == 1
+
+
+def test_a_batch_is_cancelled_before_it_is_read(tmp_path: Path) -> None:
+    """Each request has a result."""
+    with serving(tmp_path) as house, Anthropic(base_url=house.url, api_key="none", max_retries=0) as client:
+        made = client.messages.batches.create(requests=[request("a", model="sim"), request("bad", max_tokens=0)])
+        assert client.messages.batches.cancel(made.id).processing_status == "canceling"
+        house.start("offline")
+        assert counts(ended(client, made.id)) == {"canceled": 1, "errored": 1}
+        found = {each.custom_id: each.result.type for each in client.messages.batches.results(made.id)}
+        assert found == {"a": "canceled", "bad": "errored"}
 
 
 def test_a_batch_has_thousands_of_requests(house: House) -> None:

@@ -118,16 +118,20 @@ async def test_an_input_is_counted_once_and_for_as_long_as_any_batch_has_it(wire
 
 
 async def test_a_batch_of_a_tenant_whose_quota_is_full_is_refused(wire: RedisClient) -> None:
-    """It would add its output; one byte of room is enough to begin."""
-    await Files(wire).put(await a_file(wire, 9000))
-    batches = Batches(wire)
-    batch = batch_record(id=batches.new_id(TENANT))
+    """It would add its output; one byte of room is enough to begin, beside an input that does not count yet."""
+    file, batches = await a_file(wire, 9000), Batches(wire)
+    await Files(wire).put(file)
+    batch = batch_record(id=batches.new_id(TENANT), input_file=file.id)
     with pytest.raises(QuotaExceeded) as refused:
         await batches.create(batch, "digest", 9000)
     assert (refused.value.name, refused.value.used, refused.value.limit) == ("file_bytes", 9000, 9000)
     with pytest.raises(UnknownBatch):
         await batches.get(batch.id, TENANT)
     assert (await batches.create(batch, "digest", 9001)).batch == batch
+    other = batch_record(id=batches.new_id(TENANT), input_file=Files(wire).new_id(TENANT))
+    with pytest.raises(QuotaExceeded):
+        await batches.create(other, "digest", 13_999, 5000)
+    assert (await batches.create(other, "digest", 14_000, 5000)).batch == other
 
 
 async def test_an_input_of_a_lost_batch_is_not_counted_for_ever(wire: RedisClient) -> None:
