@@ -130,7 +130,7 @@ class StrictBody(BaseModel):
     def further(self) -> dict[str, Any]:
         """Its unknown fields that say anything."""
         found = (self.model_extra or {}).items()
-        return {name: value for name, value in found if value not in (None, "", [], {}) and PASSABLE.fullmatch(name)}
+        return {name: value for name, value in found if value not in (None, "", [], {}) and passable(name)}
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -748,7 +748,8 @@ class ChatMessage(StrictBody):
             and not parts
             and any(part.model_extra or part.refusal for part in self.content)
         ):
-            extras["content"] = [part.model_dump(exclude_none=True) for part in self.content]
+            own = [part.model_dump(include={"type", "text", "refusal"}, exclude_none=True) for part in self.content]
+            extras["content"] = [part.further | said for part, said in zip(self.content, own, strict=True)]
         if not text and role == "assistant" and isinstance(refused := extras.get("refusal"), str):
             text, extras["content"] = refused, None
         if self.role == "function":
@@ -1012,7 +1013,7 @@ _NAMES = (
     "input_ids prompt_embeds prompt_token_ids return_token_ids return_tokens_as_token_ids return_tokens "
     "return_progress n_predict max_new_tokens verbose detokenize return_hidden_states "
     # what reaches other tenants' data, other machines, or the server itself
-    "cache_salt cache_prompt id_slot slot_id session_id session_params keep_alive kv_transfer_params "
+    "uuid cache_salt cache_prompt id_slot slot_id session_id session_params keep_alive kv_transfer_params "
     "bootstrap_host bootstrap_port bootstrap_room data_parallel_rank custom_logit_processor lora_path api_key "
     "api_base api_version base_url headers extra_headers user_config extra_body extra_query extra_key "
     "routed_dp_rank disaggregated_params ec_transfer_params logits_processors lora_request lora options "
@@ -1039,15 +1040,18 @@ UNKNOWN = ModelCard(
 worker leaves out what its engine does not take."""
 
 
+def passable(name: str) -> bool:
+    """Whether a field of a request, or of a part of one, may be passed on."""
+    return PASSABLE.fullmatch(name) is not None and name not in OURS and not name.startswith(OF_GATEWAYS)
+
+
 def passes(name: str, card: ModelCard | None) -> bool:
     """Whether a field of a request is passed on. `card`: of the model; None: not known.
 
     An engine without the capability `passes_fields`, or a model whose card is not known yet, gets no field that
     Penstock does not read: X-Ignored-Fields then names the fields.
     """
-    if card is None or not card.capabilities.passes_fields or not PASSABLE.fullmatch(name):
-        return False
-    if name in OURS or name.startswith(OF_GATEWAYS):
+    if card is None or not card.capabilities.passes_fields or not passable(name):
         return False
     return name in card.takes or {name, ALL}.isdisjoint(card.withheld)
 

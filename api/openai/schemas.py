@@ -303,7 +303,6 @@ class FormRequest(TaskRequest):
     """A request for a transcript or for images, most fields of which only the model's server reads."""
 
     REFUSED: ClassVar[fields.Refused] = {"stream": ((False, "false"), "The answer comes in one piece.")}
-    PASSED = True
     KIND: ClassVar[MediaKind]
 
     prompt: Annotated[str, Field(max_length=32_000)] | None = None
@@ -601,10 +600,12 @@ def _extras(part: fields.StrictBody, path: str, passing: ModelCard | None) -> It
     if isinstance(part, (fields.HostedTool, HostedItem)):  # a union is made anew at each call
         yield f"{path}{part.type}"
         return
-    if part.model_extra and not (passing is not None and part.PASSED and fields.ALL not in passing.withheld):
+    if part.model_extra:
         top = passing if isinstance(part, fields.QueuedRequest) and part.OPEN else None
-        extras = [name for name in part.model_extra if name not in part.used]
-        yield from (path + name for name in extras if top is None or not fields.passes(name, top))
+        inner = passing is not None and part.PASSED and fields.ALL not in passing.withheld
+        for name in part.model_extra:
+            if not (name in part.used or fields.passes(name, top) or (inner and fields.passable(name))):
+                yield path + name
     for name in part.ignored:
         if name != "verbosity" or not fields.passes(name, passing):
             yield path + name

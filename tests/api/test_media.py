@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import AsyncIterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -126,6 +127,32 @@ async def test_a_server_gets_all_as_it_was_sent(place: Place, stream: bool) -> N
     reply = await place.chat(*parts, max_tokens=3, stream=stream)
     assert reply.status_code == 200 and ANSWER[2] in reply.text
     assert place.got == parts and await place.kept() == []
+
+
+OURS = {"uuid": "anothers image", "aws_key": "x"}
+
+
+async def test_parts_bring_no_field_that_is_never_passed_on(place: Place) -> None:
+    """Such as vLLM's key of an image that another tenant sent; nor do messages, calls and tools. All are named."""
+    function: dict[str, Any] = {"name": "f", **OURS}
+    called: Any = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"} | OURS} | OURS
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": [text("be") | OURS | {"fine": 1}], **OURS},
+        {"role": "assistant", "tool_calls": [called]} | OURS,
+        {"role": "tool", "tool_call_id": "c", "content": "x"},
+        {"role": "user", "content": [text("what") | OURS, image() | OURS]},
+    ]
+    tools = [{"type": "function", "function": function} | OURS]
+    asked = {"model": "sim", "messages": messages, "tools": tools, "max_tokens": 1}
+    reply = await place.api.post("/v1/chat/completions", asked)
+    assert reply.status_code == 200, reply.text
+    body = place.upstream.sent[-1].body
+    sent = json.dumps([body["messages"], body["tools"]])
+    assert '"fine": 1' in sent and not [name for name in OURS if f'"{name}"' in sent]
+    ignored = reply.headers["x-ignored-fields"].split(", ")
+    inner = ("", "content[].", "tool_calls[].", "tool_calls[].function.")
+    assert {f"messages[].{path}uuid" for path in inner} | {"tools[].uuid", "tools[].function.uuid"} <= set(ignored)
+    assert not [name for name in ignored if "fine" in name]
 
 
 async def test_equal_bytes_are_kept_once_and_beside_the_record(place: Place) -> None:
