@@ -7,6 +7,8 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 from httpcore2 import (
@@ -75,6 +77,8 @@ class GuardedBackend(AsyncNetworkBackend):
 
     def __init__(self, allowed: Sequence[Network]) -> None:
         self._allowed, self._plain = allowed, AnyIOBackend()
+        self._threads = ThreadPoolExecutor(8, "names")
+        """Of its own: names that are slow to be looked up hold up no other work in threads."""
 
     async def connect_tcp(
         self,
@@ -99,7 +103,8 @@ class GuardedBackend(AsyncNetworkBackend):
 
     async def _addresses(self, host: str, port: int) -> list[str]:
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         except (OSError, UnicodeError) as error:
             raise ConnectError(f"{host} cannot be looked up: {error}") from error
         return list(dict.fromkeys(str(row[4][0]) for row in found))

@@ -9,6 +9,7 @@ import hmac
 import json
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -161,11 +162,11 @@ async def test_a_name_that_is_looked_up_differently_each_time_gains_nothing(monk
     answers = [["127.0.0.1"], ["93.184.216.34", "127.0.0.1"]]
     asked: list[str] = []
 
-    async def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
+    def getaddrinfo(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
         asked.append(host)
         return [(2, 1, 6, "", (address, port)) for address in answers[len(asked) - 1]]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     with receiving(Receiver()) as receiver:
         port = receiver.url.split(":")[2].split("/")[0]
         url = f"http://rebind.test:{port}"

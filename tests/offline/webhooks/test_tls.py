@@ -3,8 +3,8 @@ neither; the connection goes to the one address that was checked."""
 
 from __future__ import annotations
 
-import asyncio
 import json
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,11 +53,11 @@ async def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is looked up: the first time it is here, and ever after somewhere this test cannot reach."""
     names: list[str] = []
 
-    async def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
+    def getaddrinfo(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
         names.append(host)
         return [(2, 1, 6, "", ("127.0.0.1" if len(names) == 1 else "192.0.2.1", port))]
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return names
 
 
