@@ -17,7 +17,7 @@ from api.anthropic import errors as anthropic
 from api.auth.console import TOKEN_HEADER
 from api.auth.floods import REFUSED, Floods
 from api.auth.hosts import Addresses, Senders
-from api.auth.keys import Caller
+from api.auth.keys import Caller, token_of
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import error_body, to_json
@@ -37,7 +37,7 @@ MAX_PATH = 128
 
 
 KEY_HEADER = b"x-api-key"
-"""Has the key alone, where there is no Authorization header."""
+"""Has the key alone, where the Authorization header has none."""
 SINGLE = frozenset((b"host", b"authorization", KEY_HEADER, b"origin", b"sec-fetch-site", TOKEN_HEADER))
 """Headers that decide who may do what. Of two of a name, a proxy in front may have judged by the other one."""
 
@@ -164,7 +164,7 @@ class RequestGuard:
             if state["caller"] is not None:
                 return
         authorization = headers.get(b"authorization", b"").decode("latin-1")
-        if not authorization and KEY_HEADER in headers:
+        if KEY_HEADER in headers and not token_of(authorization):
             authorization = "Bearer " + headers[KEY_HEADER].decode("latin-1")
         if keyring.issuer is not None:
             await keyring.issuer.ready(authorization)

@@ -202,12 +202,17 @@ class Keyring:
 
     def _sent(self, authorization: str | None) -> bytes:
         """Return the digest of the key in an Authorization header; b"" without one."""
-        scheme, _, token = (authorization or "").strip().partition(" ")
-        token = token.strip()
-        return self._digest(hashlib.sha256(token.encode()).digest()) if token and scheme.lower() == "bearer" else b""
+        token = token_of(authorization)
+        return self._digest(hashlib.sha256(token.encode()).digest()) if token else b""
 
     def _digest(self, sha256: bytes) -> bytes:
         return hmac.digest(self._pepper, sha256, "sha256")
+
+
+def token_of(authorization: str | None) -> str:
+    """Return the key or token in an Authorization header; "" without one."""
+    scheme, _, token = (authorization or "").strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def has_expired(caller: Caller) -> bool:
