@@ -14,15 +14,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.admission import Admitted, services_of
+from api.admission import Admitted, admit, services_of
 from api.anthropic.answer import PING, SPAN, START, MessageEvents, job_of
-from api.anthropic.errors import error_event, error_object, own_headers
+from api.anthropic.errors import REQUEST_ID, error_event, error_object, own_headers
 from api.chat import JobEndpoint
 from api.events import EventStream, HistoryChanged, authors, deltas_of, in_parts, patiently
 from api.jobs import job_headers, own_record, result_of
 from api.openai import errors
 from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
 from api.openai.rendering import to_json
+from api.openai.schemas import Kind
 from api.query import value_of, whole_number
 from api.responses import TokenCount
 from api.services import Services
@@ -44,20 +45,23 @@ async def retrieve(request: Request) -> ASGIApp:
     if record.job.message is None:
         raise errors.job_not_found()
     seen, after = request.headers.get("last-event-id"), value_of(query, "starting_after")
-    streams = "text/event-stream" in request.headers.get("accept", "") or value_of(query, "stream") == "true"
+    accepts, request_id = request.headers.get("accept", ""), request.scope["state"]["request_id"]
+    streams = seen or "text/event-stream" in accepts or value_of(query, "stream") == "true"
     if after is None and seen:
         after = whole_number(seen, "Last-Event-ID", 0, 10**15 - 1)
     if not streams:
         errors.refuse_if(after is not None, "starting_after", "needs stream=true")
-        return await result_of(request, record)
-    headers = STREAM_HEADERS | job_headers(record) | stream_url(record.job.id)
+        answer = await result_of(request, record)
+        answer.headers[REQUEST_ID] = request_id
+        return answer
+    headers = own_headers(STREAM_HEADERS | job_headers(record) | stream_url(record.job.id), request_id)
     if request.method == "HEAD":  # its connection takes no other request until the answer is over
         return Response(headers=headers)
     if after is not None:
         if record.has_lost or after // SPAN != record.resets:
             raise errors.cursor_lost()
         services.metrics.stream_resumes.inc()
-    rest = _events(services, record, START if after is None else after, request.scope["state"]["request_id"])
+    rest = _events(services, record, START if after is None else after, request_id)
     return EventStream(services, rest, headers, PING, breaks=True)
 
 
@@ -97,12 +101,7 @@ async def _events(services: Services, record: JobRecord, after: int, request_id:
 
 
 class MessageReply(Reply):
-    """What whole and streamed messages have in common: headers and errors in their form."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As Reply."""
-        self._admitted.headers = own_headers(self._admitted.headers, scope["state"]["request_id"])
-        await super().__call__(scope, receive, send)
+    """What whole and streamed messages have in common: errors in their form."""
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
         self._services.metrics.count_error(error.code)
@@ -162,13 +161,21 @@ class MessageCount(MessageReply, TokenCount):
     head: ClassVar[dict[str, str]] = {}
 
 
+async def _admit(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:
+    admitted = await admit(services, scope, receive, kind, waits=waits)
+    admitted.headers = own_headers(admitted.headers, scope["state"]["request_id"])
+    return admitted
+
+
 class Messages(JobEndpoint):
     """POST /v1/messages."""
 
-    streamed, whole = MessageStream, WholeMessage
+    admit = staticmethod(_admit)
+    streamed: type[Reply] = MessageStream
+    whole: type[Reply] = WholeMessage
 
 
-class TokenCounts(JobEndpoint):
+class TokenCounts(Messages):
     """POST /v1/messages/count_tokens, whose answer is whole and waited for whatever its client asks for."""
 
     streamed = whole = MessageCount

@@ -11,12 +11,18 @@ from api.openai.errors import RATE_HEADERS, ApiError
 from api.openai.rendering import to_json
 
 PATHS = "/v1/messages"
+SHARED_PATHS = "/v1/models"
+"""Of either API: the header tells whose form a client expects."""
 VERSION_HEADER = b"anthropic-version"
+REQUEST_ID = "request-id"
+RATES = {name: "anthropic-ratelimit-{3}-{2}".format(*name.split("-")) for name in RATE_HEADERS}
+"""By the names that OpenAI has for them."""
 
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -26,7 +32,7 @@ _TYPES = {
 
 def is_asked(path: str, headers: Mapping[bytes, bytes]) -> bool:
     """Whether a client expects an answer in this API's form. `headers`: by name in lower case."""
-    return path.startswith(PATHS) or VERSION_HEADER in headers
+    return path.startswith(PATHS) or (VERSION_HEADER in headers and path.startswith(SHARED_PATHS))
 
 
 def error_object(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
@@ -47,11 +53,10 @@ def error_event(error: ApiError, request_id: str) -> bytes:
 
 def own_headers(headers: Mapping[str, str], request_id: str) -> dict[str, str]:
     """These headers of an answer, and those that this API has: the id of the request, and what is left of rates."""
-    found = {**headers, "request-id": request_id}
-    for name in RATE_HEADERS:
+    found = {**headers, REQUEST_ID: request_id}
+    for name, own in RATES.items():
         if name in headers:
-            _, _, field, unit = name.split("-")
-            found[f"anthropic-ratelimit-{unit}-{field}"] = _moment(headers[name]) if field == "reset" else headers[name]
+            found[own] = _moment(headers[name]) if own.endswith("reset") else headers[name]
     return found
 
 

@@ -17,8 +17,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from starlette.responses import Response
 from starlette.types import Scope
 
+from api.anthropic.errors import RATES, REQUEST_ID
 from api.openai import errors
-from api.openai.errors import RATE_HEADERS
 from api.settings import ORIGIN, ApiSettings
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
@@ -119,7 +119,7 @@ OWN_SITES = (b"same-origin", b"none")
 
 EXPOSED = (
     *("X-Job-Id", "X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry", "Location"),
-    *RATE_HEADERS,
+    *(REQUEST_ID, *RATES, *RATES.values()),
     *("X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields", "X-Served-By", "Preference-Applied"),
     "openai-processing-ms",
     *("Stream-Url", "Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed", "Stream-Cursor", "ETag"),

@@ -73,9 +73,13 @@ def create(house: House, text: str, port: int | None = None, key: str = "", **fi
     return Reader(port or house.port, "/v1/messages", {**body, **fields}, Idempotency_Key=key)
 
 
-def follow(house: House, message: str, after: int | None = None, port: int | None = None) -> Reader:
-    cursor = {} if after is None else {"Last_Event_ID": str(after)}
-    return Reader(port or house.port, f"/v1/messages/{message}", Accept="text/event-stream", **cursor)
+def follow(
+    house: House, message: str, after: int | None = None, port: int | None = None, *, accept: bool = True
+) -> Reader:
+    headers = ({"Accept": "text/event-stream"} if accept else {}) | (
+        {} if after is None else {"Last_Event_ID": f"{after}"}
+    )
+    return Reader(port or house.port, f"/v1/messages/{message}", **headers)
 
 
 def deltas(reader: Reader) -> int:
@@ -173,6 +177,9 @@ def test_models_and_refusals(client: Anthropic, house: House) -> None:
     (model,) = client.models.list().data
     assert (model.id, client.models.retrieve("sim").id, model.type) == ("sim", "sim", "model")
     assert json.loads(house.get("/v1/models")[1])["object"] == "list"
+    version = {"anthropic-version": "2023-06-01"}
+    assert "request_id" not in json.loads(house.post("/v1/chat/completions", {}, version)[2])
+    assert "request_id" in json.loads(house.request("GET", "/v1/models/gone", None, version)[2])
     ask: Any = client.messages.create
     good: dict[str, Any] = {"model": "sim", "max_tokens": 4, "messages": ASKED}
     with pytest.raises(anthropic.BadRequestError, match="at least 1"):
@@ -202,6 +209,9 @@ def test_keys_come_in_either_header(tmp_path: Any) -> None:
         assert json.loads(answers["second_key"][2])["type"] == "error"
         twice = house.request("GET", path, None, {"x-api-key": "wrong_key", "Authorization": "Bearer first_key"})
         assert twice[0] == 200
+        for other in ("", "Bearer ", "Basic Zmlyc3Q6a2V5"):
+            answer = house.request("GET", path, None, {"x-api-key": "first_key", "Authorization": other})
+            assert (answer[0], answer[1]["request-id"]) == (200, answer[1]["x-request-id"])
         assert not any("wrong_key" in house.log(role) for role in ("api", "workers"))
 
 
@@ -213,6 +223,7 @@ def test_a_message_is_a_job(house: House) -> None:
     status, headers, data = house.post("/v1/messages", asked, {"Prefer": "respond-async", "Idempotency-Key": "k"})
     made = json.loads(data)
     assert status == 202 and made["endpoint"] == "/v1/messages" and headers["location"].endswith(made["id"])
+    assert headers["request-id"] == headers["x-request-id"]
     assert json.loads(house.post("/v1/messages", asked, {"Idempotency-Key": "k"})[2])["id"] == f"msg_{made['id']}"
     shown = json.loads(house.get(f"/v1/jobs/{made['id']}?wait=30&include=input")[1])
     message = shown["result"]
@@ -258,7 +269,7 @@ def test_cut_after_every_event_and_resumed_through_another_process(house: House,
         assert first.ids == list(range(count))
         blocks = first.data.split(b"\n\n")
         for cut in range(count):
-            rest = follow(house, first.message, cut, other_port)
+            rest = follow(house, first.message, cut, other_port, accept=cut % 2 == 0)
             rest.join(60)
             assert rest.data == b"".join(block + b"\n\n" for block in blocks[cut + 1 : -1]), cut
         status, data = house.get(f"/v1/messages/{first.message}?stream=true&starting_after={count - 2}", other_port)

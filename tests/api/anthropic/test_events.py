@@ -239,6 +239,7 @@ def test_a_job_that_did_not_complete_is_an_error() -> None:
         (ApiError(401, "c", "x"), "authentication_error"),
         (ApiError(403, "c", "x"), "permission_error"),
         (ApiError(404, "c", "x"), "not_found_error"),
+        (ApiError(408, "c", "x"), "timeout_error"),
         (ApiError(409, "c", "x"), "invalid_request_error"),
         (ApiError(413, "c", "x"), "request_too_large"),
         (queue_full(3, 1, 2.0), "rate_limit_error"),

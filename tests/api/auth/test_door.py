@@ -110,7 +110,7 @@ def test_listed_origins_may_ask_send_and_read(shared: House, origin: str) -> Non
     for _, headers, _ in (streamed, whole, wrong, untyped, events):
         assert headers["access-control-allow-origin"] == origin and headers["vary"] == "Origin"
         exposed = {name.strip().lower() for name in headers["access-control-expose-headers"].split(",")}
-        assert {"x-job-id", "x-request-id", "retry-after"} <= exposed
+        assert {"x-job-id", "x-request-id", "request-id", "anthropic-ratelimit-tokens-reset", "retry-after"} <= exposed
 
 
 def test_everybody_else_is_refused_as_before(shared: House) -> None:
