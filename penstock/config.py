@@ -249,7 +249,8 @@ def build(kind: type[S], values: Any, where: str) -> S:
     hints = typing.get_type_hints(kind, include_extras=True)
     for key in values:
         if key not in kind.__struct_fields__:
-            raise ConfigError(f"{where}.{key}", UNKNOWN, nearest(key, kind.__struct_fields__))
+            quotes = "; a name with dots needs quotes" if where.partition(".")[0] in SHORT_ROWS else ""
+            raise ConfigError(f"{where}.{key}", UNKNOWN, nearest(key, kind.__struct_fields__) + quotes)
     built = {}
     for key, value in values.items():
         if (rows := _rows(hints[key])) is not None and isinstance(value, dict):
