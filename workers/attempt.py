@@ -46,7 +46,7 @@ from streaming.jobs.codec import (
     unpacked,
 )
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import CancelledBy, Chat, Inputs, Job, JobState, Text
+from streaming.jobs.job import CancelledBy, Chat, Inputs, Job, JobState, Text, own_failure
 from streaming.jobs.lease import SILENT, Claim, Finish
 from streaming.jobs.records import claimed_ms, kept_ms
 from streaming.order import Priority
@@ -475,7 +475,7 @@ class Attempt:
     def stop(self, state: JobState, failure: Failure, by: str = "") -> None:
         """End the job early: submit and show nothing more. The first reason stands. The engine still delivers the last
         pieces of submitted choices. `by`: who cancelled it, as CancelledBy."""
-        self._stopped = self._stopped or (state, failure, by)
+        self._stopped = self._stopped or (state, own_failure(self.job, failure), by)
         self.start_no_more()
 
     def terminal(self, worker: str, generated: Generated) -> Terminal:

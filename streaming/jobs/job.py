@@ -447,6 +447,14 @@ def own_name(job: Job, field: str) -> str:
     return names.get(field, field)
 
 
+def own_failure(job: Job, failure: Failure) -> Failure:
+    """A failure that names its field as the job's endpoint does."""
+    field = failure.param or ""
+    if (name := own_name(job, field)) == field:
+        return failure
+    return msgspec.structs.replace(failure, message=failure.message.replace(field, name), param=name)
+
+
 def unsupported(job: Job, card: ModelCard) -> Failure | None:
     """Return a failure for the first option of the job that the engine with this card does not support, or None.
 

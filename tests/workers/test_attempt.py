@@ -16,12 +16,13 @@ from sim_worker import a_claim
 from penstock.engine import Capabilities, ChatTurn, EngineTimes, Logprob, Piece, Sampling
 from streaming.jobs.codec import Delta, Generated, Opening, Run, Section, Usage, decode_terminal, encode, encode_delta
 from streaming.jobs.history import History
-from streaming.jobs.job import Chat, Job, PastAttempt, Text
+from streaming.jobs.job import Chat, Job, JobState, MessageForm, PastAttempt, ResponseForm, Text
 from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from workers.attempt import Attempt, AttemptStamps
 from workers.claimer import job_restart_reason
+from workers.engines.constraint import violated
 
 STREAM = 7
 EARLIER = Run("v", 3)
@@ -229,3 +230,18 @@ def test_what_was_not_begun_or_is_not_constrained_goes_on() -> None:
     """Nothing is logged, or nothing is asked of the text."""
     assert not job_restart_reason(a_job(json_schema={}), CANNOT, [])
     assert not job_restart_reason(a_job(), CANNOT, rows((0, "")))
+
+
+@pytest.mark.parametrize(
+    ("form", "field"),
+    [
+        ({}, "response_format"),
+        ({"message": MessageForm()}, "output_config.format"),
+        ({"response": ResponseForm()}, "text.format"),
+    ],
+)
+def test_a_failure_names_the_field_of_its_jobs_endpoint(form: dict[str, Any], field: str) -> None:
+    attempt = Attempt(a_claim(replace(a_job(), **form), 1))
+    attempt.stop(JobState.FAILED, violated("the text is not JSON"))
+    failure = attempt.terminal("w", Generated()).failure
+    assert failure is not None and failure.param == field and f"that {field} asks for" in failure.message
