@@ -105,8 +105,8 @@ CATALOGUE = (
     # Jobs that wait for their time, by it (Redis ms): they have no place in their lane. Writers: put; reap, cancel.
     # Lifetime: an entry until its time, or the job's end before.
     Key("scheduled", "zset"),
-    # By tenant: the same of its jobs. Writers: as of scheduled. Lifetime: 31 days after its newest entry; an
-    # entry as of scheduled.
+    # By tenant: the same of its jobs, LATER_MS later. Writers: as of scheduled. Lifetime: 31 days after its newest one;
+    # an entry as of scheduled, or until the tenant's next one.
     Key("scheduled_of:{}", "zset"),
     # By tenant: job ids by acceptance time (ms). Writers: put. Lifetime: twice the retention after its newest entry;
     # so is each entry.
@@ -171,7 +171,7 @@ CATALOGUE = (
     # One conversation: tenant, when it was created, metadata, its items by number (i1, i2...), their last number, the
     # version that grows with each change of items, the job of its turn, its bytes with the span that they are counted
     # in (size). Writers: put_conversation; amend_conversation, put, finish, cancel, claim, reap; drop_conversation.
-    # Lifetime: until retention after its last change; in a turn until retention after the end of its job, 31 days at
+    # Lifetime: until retention after its last change; in a turn until retention after the end of its job, 62 days at
     # most.
     Key("conversation:{}", "hash"),
     # --- files and batches --------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from api.timing import timing_object
 from streaming.errors import UnknownJob
 from streaming.ids import TENANT_NAME, partition_of
 from streaming.jobs.job import CancelledBy
-from streaming.jobs.reader import JobFilter, JobPage, PageKey, PagePart, merged
+from streaming.jobs.reader import JobFilter, JobPage, PageKey, PagePart, merged, page_key
 from streaming.jobs.records import JobRecord
 
 MAX_TENANTS = 20
@@ -113,12 +113,12 @@ async def _page(
         pages: list[JobPage] = await asyncio.gather(
             *(services.summaries.recent(tenant, before, limit, stored) for tenant in tenants)
         )
-        parts = [PagePart([((job.created_ms, job.job.id), job) for job in page.jobs], page.behind) for page in pages]
+        parts = [PagePart([(page_key(job), job) for job in page.jobs], page.behind) for page in pages]
         page = pages[0] if len(pages) == 1 else merged(parts, limit)
         passing = [record for record in page.jobs if passes(record)]
         if len(found) + len(passing) > limit:
             found += passing[: limit - len(found)]
-            return JobPage(found, (found[-1].created_ms, found[-1].job.id))
+            return JobPage(found, page_key(found[-1]))
         found, before = found + passing, page.behind
         if before is None or len(found) == limit:
             break

@@ -197,6 +197,7 @@ async def fail_malformed(client: RedisClient, job_id: str, error: Exception) -> 
 FIELDS = (
     *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"record"),
     *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview", b"adapter", b"not_before"),
+    b"entry",
 )
 """Fields of a job, in the order in which the script `recent` returns them."""
 
@@ -207,7 +208,13 @@ MAX_ROUNDS = 4
 """Maximum rounds of reads for one page."""
 
 PageKey: TypeAlias = tuple[int, str]
-"""A job's key in the list of a tenant's jobs: the time (ms) of its acceptance, and its id."""
+"""A job's key in the list of a tenant's jobs: the time (ms) of its acceptance, or of its start + LATER_MS; its id."""
+LATER_MS = 10**14
+"""As in streaming/lua/shared/waiting.lua."""
+
+
+def page_key(record: JobRecord) -> PageKey:
+    return LATER_MS + record.not_before_ms if record.held else record.created_ms, record.job.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +288,7 @@ class Summaries(ClientUser):
                 assert record is not None, "the script leaves out what has no state"
             except MalformedJob as error:
                 done_ms = await fail_malformed(self._client, job_id, error)
-                record = replace(malformed_record(job_id, fields, done_ms), created_ms=int(time))
+                record = replace(malformed_record(job_id, fields, done_ms), created_ms=int(time) % LATER_MS)
             found.append(((int(time), job_id), record))
         return PagePart(found, (int(reached[0]), reached[1].decode()) if reached else None)
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_WORKERS = 4
 MAX_JOBS = 256
-"""Jobs that expire per sweep, because a script blocks the server."""
+"""Jobs that expire, or enter their lanes, per sweep, because a script blocks the server."""
 MAX_SALVAGED = 64
 """Jobs whose tokens one process stores at a time, with one pass over each log."""
 MAX_SCRIPT_ENDS = 256
@@ -63,6 +63,8 @@ class Swept:
     any partition."""
     lapses: tuple[Lapse, ...] = ()
     """In the first partition, and in others those of workers that held jobs there."""
+    full: bool = False
+    """As many jobs entered their lanes, in some partition, as one sweep lets in."""
 
     @property
     def requeued(self) -> int:
@@ -120,8 +122,8 @@ class Reaper:
             self._script_ends += _texts(script_ends)
             lapses += [lapse for each in lapsed if (lapse := _lapse(*each)).jobs or partition == 0]
             await self._compare(partition, tick)
-        expired, spared, *_ = zip(*answers, strict=True)
-        swept = Swept(len(answers[0][3]), sum(expired), max(spared), tuple(lapses))
+        expired, spared, entered, *_ = zip(*answers, strict=True)
+        swept = Swept(len(answers[0][4]), sum(expired), max(spared), tuple(lapses), max(entered) == MAX_JOBS)
         self._report(swept)
         return swept
 
@@ -177,6 +179,11 @@ class Reaper:
             tick = seen + 1
         self._ticks[partition] = max(tick, seen)
 
+    async def _sweep_all(self) -> None:
+        """Sweep while jobs are left whose time has come."""
+        while (await self.sweep()).full:
+            pass
+
     async def keep_sweeping(self, every_s: float) -> None:
         """Sweep in a loop until cancelled, at least four times per lease: `reap` takes a gap of half a lease as an
         outage of the store."""
@@ -184,7 +191,7 @@ class Reaper:
         expected = ExpectedErrors(Unavailable, log.debug, "no sweep: %s")
         # Apart: a long log takes longer to read than a sweep may wait.
         async with asyncio.TaskGroup() as loops:
-            for work in (self.sweep, self.salvage, self.record_ends):
+            for work in (self._sweep_all, self.salvage, self.record_ends):
                 loops.create_task(run_periodically(work, every_s, expected, wait_first=True))
 
 

@@ -72,7 +72,8 @@ if given.share then
 end
 
 local arrivals, line = arrivals_key(model, priority), tenant_line(model, priority, tenant)
--- A job whose time has not come has no place in its lane; as many as in a full lane may wait for their time.
+-- A job whose time has not come has no place in its lane. As many as in a full lane may wait for their time, a month perhaps:
+-- no tenant may have more of them than places are left.
 local start = given.not_before or now + (given.delay_ms or 0)
 local held = start > now
 if held then arrivals, line = scheduled_key(), scheduled_of_key(tenant) else start = now end
@@ -81,7 +82,7 @@ local waiting = sizes[arrivals] or redis.call('ZCARD', arrivals)
 local own = waiting > 0 and (sizes[line] or redis.call('ZCARD', line)) or 0
 -- The jobs of others may fill the lane: a tenant without any is let in beyond the limit, up to a tenth of it.
 local limit = given.lane_limit
-if waiting >= limit and (own > 0 or waiting >= limit + math.ceil(limit / 10)) then return {'full', waiting, own} end
+if (held and own or 0) >= limit - waiting and (own > 0 or waiting >= limit + math.ceil(limit / 10)) then return {'full', waiting, own} end
 local taker, takers = nil, nil
 if given.must_run then
   taker, takers = find_taker(lane, model, priority, tenant, waiting, own, now)
@@ -105,7 +106,8 @@ end
 local more = part and {} or {'preview', given.preview or ''}
 if given.caller then more[#more + 1], more[#more + 2] = 'caller', given.caller end
 if given.adapter then more[#more + 1], more[#more + 2] = 'adapter', given.adapter end
-local ends = usage_span_end(keep + math.ceil((start - now) / 1000))
+-- Of a job for later by days, so that a tenant has few spans: its end moves the bytes to the one that is right by then.
+local ends = held and tostring(86400 * math.ceil((start / 1000 + keep) / 86400)) or usage_span_end(keep)
 for i = 4, #ARGV do redis.call('HSET', media_key(id), i - 4, ARGV[i]) end
 if own == 0 and not held then enter_tenant(model, priority, tenant, waiting == 0) end
 local entry = held and HELD or redis.call('XADD', lane, '*', 'job', id)
@@ -125,7 +127,7 @@ if conversation then
   begin_turn(conversation, id)
   redis.call('HSET', job, 'conversation', conversation)
 end
-buffer_sum('reservations', model, priority, may_write)
+buffer_sum('reservations', model, held and 'held' or priority, may_write)
 if given.share then
   redis.call('HSET', job, 'shared', 1)
   buffer_sum('tenant_owed', tenant_owed_key(), tenant, may_write)

@@ -54,7 +54,7 @@ end
 
 local first = since ~= '' and tonumber(since) > tonumber(horizon) and since or '(' .. horizon
 local looked, last, out = 0, false, {redis.call('GET', epoch_key()), false}
--- Those that wait for their time come first: it is later than the acceptance of all others.
+-- Those that wait for their time come first (schedule).
 for _, jobs in ipairs({scheduled_of_key(tenant), jobs_key(tenant)}) do
   local rank, count = entries_before(jobs), redis.call('ZCOUNT', jobs, first, '+inf')
   if till ~= '' then rank = math.max(rank, redis.call('ZCOUNT', jobs, '(' .. till, '+inf')) end
@@ -66,7 +66,8 @@ for _, jobs in ipairs({scheduled_of_key(tenant), jobs_key(tenant)}) do
       local job = job_key(page[i])
       if not filtered or passes(job) then
         local fields = redis.pcall('HMGET', job, 'state', 'lane', 'attempt', 'created', 'claimed', 'started', 'done',
-          'keep', 'reason', 'record', 'metadata', 'epoch', 'runs', 'endpoint', 'cancel', 'preview', 'adapter', 'not_before')
+          'keep', 'reason', 'record', 'metadata', 'epoch', 'runs', 'endpoint', 'cancel', 'preview', 'adapter', 'not_before',
+          'entry')
         if fields[1] then out[#out + 1] = {page[i], page[i + 1], fields} end
       end
       if #out - 2 >= most_found then break end

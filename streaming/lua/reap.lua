@@ -7,7 +7,7 @@
 --       a worker whose process is known to have ended ('': none): its lease lapses now; max jobs whose tokens the caller
 --       stores (`salvage`): for a lease no other caller gets the same ones; max jobs that a script ended whose requests
 --       the caller records: no other caller gets the same ones
--- Returns: {jobs expired, workers whose lease was extended, number of this sweep, {{name of a lapsed worker, ids requeued,
+-- Returns: {jobs expired, workers whose lease was extended, jobs whose time has come, number of this sweep, {{name of a lapsed worker, ids requeued,
 --          {id, reason} of those given up, ids cancelled}...}, ids for `salvage`, ids of jobs that a script ended}
 local most_workers, most_jobs, most_attempts, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local lease, ended = tonumber(ARGV[5]), ARGV[6]
@@ -84,7 +84,7 @@ end
 -- Jobs whose time has come enter their lanes, in its order, as if they were accepted now.
 local function enter(id)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'state', 'entry', 'lane', 'tenant', 'order', 'keep', 'deadline', 'queue_deadline')
+  local s = redis.call('HMGET', job, 'state', 'entry', 'lane', 'tenant', 'order', 'keep', 'deadline', 'queue_deadline', 'owed')
   if not s[1] then
     redis.call('ZREM', scheduled_key(), id)
     return
@@ -94,15 +94,17 @@ local function enter(id)
     local expires = math.min(parse_number(s[7]) or math.huge, parse_number(s[8]) or math.huge)
     if expires < math.huge then redis.call('ZADD', timers_key(), expires, id) end
     local entry = redis.call('XADD', s[3], '*', 'job', id)
-    redis.call('HSET', job, 'entry', entry, 'created', now)
     rejoin_line(model, priority, s[4] or '', entry, id, now, s[5])
+    redis.call('HSET', job, 'entry', entry, 'created', now)
+    local reserved = integer_text(s[9]) or 0
+    buffer_sum('reservations', model, 'held', -reserved)
+    buffer_sum('reservations', model, priority, reserved)
     if not wake_worker(model, priority, now) then wake_scheduler(model) end
   end
   unschedule(id, s[4] or '', s[6]) -- last: what the server has refused before is repeated
 end
-for _, id in ipairs(redis.call('ZRANGE', scheduled_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_jobs)) do
-  run_or_fail(id, nil, enter)
-end
+local due = redis.call('ZRANGE', scheduled_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_jobs)
+for _, id in ipairs(due) do run_or_fail(id, nil, enter) end
 
 local function expire(id)
   local state = redis.call('HGET', job_key(id), 'state')
@@ -140,17 +142,19 @@ local function mend(fields, lane, entry, model, priority)
 end
 
 -- Mend the oldest entries of each lane, which every leftover becomes in time. Delete the sum of reserved bytes of an empty
--- lane, and those of tenants once all lanes are: jobs that were lost, or deleted by hand, released nothing.
+-- lane (`held`: of jobs that wait for their time), and those of tenants once all are: jobs that were lost, or deleted by hand,
+-- released nothing.
 local MAX_MENDED = 10
 flush_writes()
-local owed, scheduled = redis.call('HGETALL', owed_key()), redis.call('EXISTS', scheduled_key()) == 1
+local owed = redis.call('HGETALL', owed_key())
 for i = 1, #owed, 2 do
   local model, priority = string.match(owed[i], '^(.+):(%a+)$')
   local lane = model and lane_key(model, priority)
   for _, item in ipairs(lane and redis.call('XRANGE', lane, '-', '+', 'COUNT', MAX_MENDED) or {}) do
     run_or_fail(item[2][2], nil, function() mend(item[2], lane, item[1], model, priority) end)
   end
-  if not lane or not scheduled and redis.call('XLEN', lane) == 0 then redis.call('HDEL', owed_key(), owed[i]) end
+  local waits = lane and (redis.call('XLEN', lane) > 0 or priority == 'held' and redis.call('EXISTS', scheduled_key()) == 1)
+  if not waits then redis.call('HDEL', owed_key(), owed[i]) end
 end
 if #owed == 0 then redis.call('DEL', tenant_owed_key()) end
 local most_salvaged, cut = tonumber(ARGV[7]), {}
@@ -160,7 +164,7 @@ if most_salvaged > 0 then
 end
 local most_recorded = tonumber(ARGV[8])
 local ends = most_recorded > 0 and redis.call('LPOP', script_ends_key(), most_recorded) or {}
-return {expired, spared, redis.call('INCR', tick_key()), lapses, cut, ends}
+return {expired, spared, #due, redis.call('INCR', tick_key()), lapses, cut, ends}
 
 #!lua name=fail_malformed flags=allow-oom roles=any
 -- Fails a job whose record a reader could not decode, unless it has ended. ARGV: id, reason

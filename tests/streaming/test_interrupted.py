@@ -66,6 +66,13 @@ class Desk:
         ]
         await self.repeat_puts()
 
+    async def put_later(self) -> None:
+        await self.put(delay_ms=3_600_000)
+
+    async def come_due(self) -> None:
+        await self.redis.zadd(partition_key(0, "scheduled"), {job.id: 1 for job in self.jobs}, xx=True)
+        await self.reaper.sweep()
+
     async def repeat_puts(self) -> None:
         for job in self.jobs:
             await self.queue.put(job, idempotency_key=job.id, digest="d")
@@ -122,6 +129,9 @@ async def _finish(desk: Desk) -> None:
 
 CASES = {
     "put": Case(Desk.put),
+    "put for later": Case(Desk.put_later),
+    "start of jobs for later": Case(Desk.put_later, Desk.come_due),
+    "cancel of jobs for later": Case(Desk.put_later, Desk.cancel),
     "claim": Case(Desk.put, Desk.claim),
     "claim of jobs that were put back": Case(Desk.put, Desk.claim, Desk.release, Desk.claim),
     "claim of suspects": Case(Desk.put, Desk.lost, Desk.lapse, Desk.claim),
@@ -177,7 +187,7 @@ async def _left(desk: Desk) -> str:
         for job_id, held in (await desk.lease.beat(0)).items():
             await desk.lease.release(job_id, held.run_number)
     await desk.redis.zadd(partition_key(0, "leases"), {desk.lease.id: 1})
-    await desk.reaper.sweep()
+    await desk.come_due()
     await desk.reaper.sweep()
     await desk.redis.delete(partition_key(0, "alone", "m"))
     for _ in range(8):
@@ -199,6 +209,8 @@ async def _left(desk: Desk) -> str:
             found.append(f"{kind} stays")
     if await desk.redis.hgetall(partition_key(0, "owed")):
         found.append("bytes stay reserved")
+    if [key async for key in desk.redis.scan_iter(f"{prefix(0)}scheduled*")]:
+        found.append("a job waits for its time")
     if [key async for key in desk.redis.scan_iter(f"{prefix(0)}line:*")]:
         found.append("a line stays")
     if [key async for key in desk.redis.scan_iter(f"{prefix(0)}claims:*")]:

@@ -2,8 +2,8 @@
 
 -- Conversations: one turn at a time, what they count as, and how long they are kept.
 
--- The most time (s) for which a conversation waits for the end of its turn. The end of the turn's job shortens it.
-local MAX_TURN_S = 31 * 86400
+-- The most time (s) for which a conversation waits for the end of its turn, which may begin in a month. The end of the turn's job shortens it.
+local MAX_TURN_S = 62 * 86400
 
 -- Count a conversation's bytes as requests of its tenant until it expires, and no more where `size` says that they are
 -- counted. Returns what its record notes as its size: 'bytes:span end'.
@@ -169,7 +169,7 @@ end
 local function let_go(job, id, s, model, priority, result, prompt, generated)
   local keep, reserved = retention_s(s[6]), integer_text(s[9])
   if s[3] then buffer_write('entries', s[2], s[3]) end
-  if model and reserved then buffer_sum('reservations', model, priority, -reserved) end
+  if model and reserved then buffer_sum('reservations', model, s[3] == HELD and 'held' or priority, -reserved) end
   if s[14] and s[11] and reserved then buffer_sum('tenant_owed', tenant_owed_key(), s[11], -reserved) end
   count_ended_job(s[11], s[12], keep, result)
   if (s[5] or '') ~= '' then buffer_write('releases', s[5], id) end

@@ -171,9 +171,15 @@ end
 local HELD = '0-0'
 local SCHEDULED_RETENTION_S = 31 * 86400
 
+-- A tenant's list has its jobs for later before all others also while their time has come and no sweep has. What is left of
+-- a lost record goes from it with the tenant's next one.
+local LATER_MS = 1e14
+local SWEEP_LAG_MS = 3600000
+
 local function schedule(id, tenant, start)
   redis.call('ZADD', scheduled_key(), start, id)
-  redis.call('ZADD', scheduled_of_key(tenant), start, id)
+  redis.call('ZREMRANGEBYSCORE', scheduled_of_key(tenant), '-inf', LATER_MS + now_ms() - SWEEP_LAG_MS)
+  redis.call('ZADD', scheduled_of_key(tenant), LATER_MS + start, id)
   redis.call('EXPIRE', scheduled_of_key(tenant), SCHEDULED_RETENTION_S)
 end
 

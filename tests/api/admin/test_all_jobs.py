@@ -95,7 +95,15 @@ async def test_a_tenant_filters_its_jobs_and_sees_what_they_asked(api: LocalApi)
 @pytest.mark.slow
 async def test_a_long_list_comes_in_pages_each_job_once(api: LocalApi) -> None:
     made = [await put(api, "ab"[number % 2], number="even" if number % 4 else "four") for number in range(60)]
-    filters: list[tuple[dict[str, str], list[str]]] = [({}, made), ({"search": "four"}, made[::4])]
+    for number in range(20):
+        body = {
+            "model": "sim",
+            "messages": [{"role": "user", "content": SECRET}],
+            "queue": {"delay_ms": 60_000 + number},
+        }
+        answer = await api.post("/v1/jobs", body, Authorization=f"Bearer sk-{'ab'[number % 2]}")
+        made.append(answer.json()["id"])
+    filters: list[tuple[dict[str, str], list[str]]] = [({}, made), ({"search": "four"}, made[:60:4])]
     for params, wanted in filters:
         seen: list[str] = []
         cursor: dict[str, str] = {}

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
-import pytest
 from flow import a_job, a_lease, claim_one, put_job
 from msgspec.structs import replace
 
 from streaming.errors import LaneFull
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
-from streaming.jobs.reader import JobReader, Summaries
+from streaming.jobs.reader import LATER_MS, JobReader, Summaries
 from streaming.jobs.reaper import MAX_JOBS, Reaper
 from streaming.jobs.waiting import Backlog
 from streaming.keys import partition_key
@@ -112,19 +112,41 @@ async def test_a_repeated_put_schedules_once(wire: RedisClient) -> None:
 
 
 async def test_as_many_wait_for_their_time_as_in_a_full_lane(redis_url: str) -> None:
-    """Those of others do not keep a tenant out; the lane itself is as free as before, and takes them when they come."""
+    """No tenant has more of them than places are left; the lane itself is as free as before, and takes them when they
+    come."""
     wire = RedisClient.open(RedisSettings(url=redis_url, lane_limit=10))
-    queue = Queue(wire)
-    jobs = [await put_job(queue, delay_ms=HOUR_MS) for _ in range(10)]
-    with pytest.raises(LaneFull):
-        await put_job(queue, delay_ms=HOUR_MS)
-    await queue.put(replace(a_job(queue, delay_ms=HOUR_MS), tenant="u"))
+    queue, jobs = Queue(wire), list[Job]()
+
+    async def fill(tenant: str, **about: Any) -> int:
+        """How many a tenant may have."""
+        for count in range(11):
+            try:
+                jobs.append(replace(a_job(queue, delay_ms=HOUR_MS, **about), tenant=tenant))
+                await queue.put(jobs[-1])
+            except LaneFull:
+                jobs.pop()
+                return count
+        return 11
+
+    assert [await fill("t", model="other"), await fill("u"), await fill("v"), await fill("w")] == [5, 3, 1, 1]
+    assert [await fill("x"), await fill("y")] == [1, 0], "a tenth beyond the limit, for tenants that have none"
     for _ in range(10):
         await put_job(queue)
     await become_due(wire, *jobs)
     await Reaper(wire).sweep()
-    assert await waiting(wire) == 20
+    assert await waiting(wire) == 16
     await wire.close()
+
+
+async def test_counts_of_a_tenant_do_not_grow_with_its_times(wire: RedisClient) -> None:
+    """Its requests count by the day, until its jobs end."""
+    queue, kept = Queue(wire), partition_key(0, "kept", "t")
+    jobs = [await put_job(queue, delay_ms=(1 + number) * HOUR_MS) for number in range(100)]
+    counted = sum(map(int, await wire.redis.hvals(kept)))
+    assert await wire.redis.hlen(kept) <= 7
+    for job in jobs:
+        await queue.cancel(job.id)
+    assert await wire.redis.hlen(kept) <= 2 and sum(map(int, await wire.redis.hvals(kept))) == counted
 
 
 async def test_many_that_are_due_at_once_come_in_slices(wide: RedisClient) -> None:
@@ -148,3 +170,60 @@ async def test_what_is_left_of_a_lost_record_goes(wire: RedisClient) -> None:
     await become_due(wire, job)
     await Reaper(wire).sweep()
     assert not await wire.redis.exists(SCHEDULED) and await waiting(wire) == 0
+
+
+async def test_those_whose_time_has_come_all_enter_at_once(wire: RedisClient) -> None:
+    """Not slice by slice at the reaper's interval."""
+    queue = Queue(wire)
+    jobs = [a_job(queue, delay_ms=HOUR_MS) for _ in range(2 * MAX_JOBS + 1)]
+    for job in jobs:
+        await queue.put(job)
+    await become_due(wire, *jobs)
+    sweeping = asyncio.create_task(Reaper(wire).keep_sweeping(1.0))
+    async with asyncio.timeout(10):
+        while not (entered := await waiting(wire)):
+            await asyncio.sleep(0)
+        while (now := await waiting(wire)) < len(jobs):
+            assert now >= entered
+    sweeping.cancel()
+    assert (await Reaper(wire).sweep()).full is False
+
+
+async def test_pages_lose_no_job_while_some_are_due(wire: RedisClient) -> None:
+    queue, lists = Queue(wire), Summaries(wire)
+    first = await put_job(queue)
+    due = [await put_job(queue, delay_ms=1) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    jobs = [first, *due, *[await put_job(queue) for _ in range(3)]]
+    found, before = list[str](), None
+    while not found or before:
+        page = await lists.recent("t", before, 1)
+        found, before = found + [record.job.id for record in page.jobs], page.behind
+    assert sorted(found) == sorted(job.id for job in jobs)
+
+
+async def test_a_lost_job_counts_no_more_once_its_time_is_long_past(wire: RedisClient) -> None:
+    queue = Queue(wire)
+    lost = await put_job(queue, delay_ms=HOUR_MS)
+    listed = partition_key(0, "scheduled_of", "t")
+    await wire.redis.delete(partition_key(0, "job", lost.id))
+    await wire.redis.zadd(listed, {lost.id: LATER_MS + await wire.now_ms() - 2 * HOUR_MS}, xx=True)
+    await put_job(queue, delay_ms=HOUR_MS)
+    assert await wire.redis.zcard(listed) == 1
+
+
+async def test_leaked_reservations_of_a_lane_go_while_a_job_waits_for_its_time(wire: RedisClient) -> None:
+    """Its own are kept, and go with it into its lane."""
+    queue, reaper = Queue(wire), Reaper(wire)
+    job = await put_job(queue, delay_ms=HOUR_MS)
+    (own,) = await wire.redis.hvals(OWED)
+    await wire.redis.hset(OWED, "m:standard", 10_000)
+    await reaper.sweep()
+    assert await wire.redis.hvals(OWED) == [own]
+    await become_due(wire, job)
+    await reaper.sweep()
+    await reaper.sweep()
+    assert await wire.redis.hgetall(OWED) == {b"m:standard": own}
+    await queue.cancel(job.id)
+    await reaper.sweep()
+    assert not await wire.redis.exists(OWED)
