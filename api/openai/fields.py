@@ -43,6 +43,7 @@ MAX_SCHEMA_BYTES = 512 * 1024
 """OpenAI takes 5,000 properties and 120,000 characters of names and values, which is about 400 KiB of JSON."""
 WEEK_MS = 7 * 24 * 3600 * 1000
 MAX_DELAY_MS = 30 * 24 * 3600 * 1000
+CLOCK_TOLERANCE_MS = 60_000
 
 OTHERS_PRIORITY = 0
 """The value that other servers' own `priority` has by default: a client that sends it asks for nothing."""
@@ -328,7 +329,9 @@ class QueueOptions(ClosedBody):
 
     @property
     def not_before_ms(self) -> int | None:
-        return None if self.not_before is None else time_ms(self.not_before)
+        """None also for a time that is over, whatever Redis' clock differs."""
+        then_ms = 0 if self.not_before is None else time_ms(self.not_before)
+        return then_ms if then_ms > 1000 * time.time() - CLOCK_TOLERANCE_MS else None
 
 
 # --- messages and tools ----------------------------------------------------------------------------------------------

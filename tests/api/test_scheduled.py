@@ -79,6 +79,12 @@ async def test_what_is_no_time_is_refused(wire: RedisClient, queue: dict[str, An
         assert not await wire.redis.keys("*job_*")
 
 
+async def test_a_job_whose_time_is_over_is_as_any_other(wire: RedisClient) -> None:
+    async with api_in_process(wire) as api:
+        answer = await api.post("/v1/jobs", later(not_before="2020-01-01T00:00:00Z"))
+        assert "x-queue-position" in answer.headers and answer.json()["not_before"] is None
+
+
 async def test_a_repeated_request_leads_to_the_job_that_waits_for_its_time(wire: RedisClient) -> None:
     async with api_in_process(wire) as api:
         answers = [await api.post("/v1/jobs", later(delay_ms=60_000), idempotency_key="k") for _ in range(2)]
