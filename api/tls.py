@@ -23,7 +23,7 @@ class Certificate:
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = (certificate, key)
-        self._versions = self._stat()
+        self._versions, self._problem = self._stat(), ""
         self.context = _server_context(certificate, key)
 
     @classmethod
@@ -43,17 +43,22 @@ class Certificate:
         versions = self._stat()
         if versions == self._versions:
             return
-        self._versions = versions
         try:
             self.context = _server_context(*self._files)
         except ConfigError as error:
-            log.warning("the certificate stays as it was: %s", error)
+            if str(error) != self._problem:
+                log.warning("the certificate stays as it was: %s", error)
+            self._problem = str(error)
         else:
+            self._versions, self._problem = versions, ""
             log.info("new connections get the new certificate of %s", self._files[0])
 
     def _stat(self) -> list[tuple[int, ...]]:
-        found = [path.stat() if path.exists() else None for path in self._files]
-        return [(each.st_mtime_ns, each.st_size, each.st_ino) if each else () for each in found]
+        try:
+            found = [path.stat() for path in self._files]
+        except OSError:
+            return []
+        return [(each.st_mtime_ns, each.st_ctime_ns, each.st_size, each.st_ino) for each in found]
 
 
 def trusting(certificate: Path | str) -> ssl.SSLContext:

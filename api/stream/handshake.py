@@ -6,17 +6,54 @@ import asyncio
 import os
 import socket
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.utils import get_remote_addr
 
-from api.stream.connection import Connection
+from api.stream.connection import MAX_UNSENT_BYTES, Connection
 from api.stream.connection_guard import ConnectionGuard
 from api.tls import Certificate
 
 
+class PacedTransport:
+    """TLS takes all that is written and tells nothing of what is unsent: it gets some at a time, and ends behind the
+    last."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self._unsent, self._closed = transport, bytearray(), False
+        self.paused = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._closed:
+            self._unsent += data
+            self.go_on()
+
+    def go_on(self) -> None:
+        while self._unsent and not self.paused:
+            piece = bytes(self._unsent[:MAX_UNSENT_BYTES])
+            del self._unsent[:MAX_UNSENT_BYTES]
+            self._transport.write(piece)
+        if self._closed and not self._unsent:
+            self._transport.close()
+
+    def close(self) -> None:
+        self._closed = True
+        self.go_on()
+
+    def is_closing(self) -> bool:
+        return self._closed or self._transport.is_closing()
+
+    def get_write_buffer_size(self) -> int:
+        return len(self._unsent) + self._transport.get_write_buffer_size()
+
+
 class SecureConnection(Connection):
     """A connection over TLS, which counts in place of its handshake."""
+
+    transport: Any
 
     def __init__(self, handshake: Handshake, **options: Any) -> None:
         super().__init__(**options)
@@ -24,7 +61,22 @@ class SecureConnection(Connection):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server's own
         self._guard.release(self._handshake)
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, PacedTransport(transport)))
+
+    def data_received(self, data: bytes) -> None:
+        if not self.transport.is_closing():
+            super().data_received(data)
+
+    def pause_writing(self) -> None:
+        self.transport.paused = True
+        if not self.behind:
+            super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.transport.paused = False
+        self.transport.go_on()
+        if not self.transport.paused:
+            super().resume_writing()
 
 
 class Handshake(asyncio.Protocol):

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
+import uvloop
 from certificates import Authority
 from connections import PATIENCE_S, Served, serving, soon
 from starlette.types import Receive, Scope, Send
@@ -28,20 +30,22 @@ from penstock.config import ConfigError
 pytestmark = pytest.mark.slow
 
 ASK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+LARGE_BYTES = 16 * 1024 * 1024
 
 
 class App:
     """Answers with the scheme; `/hold` ends when `go_on` is set, `/large` is more than a reader takes by itself."""
 
     def __init__(self) -> None:
-        self.go_on = asyncio.Event()
+        self.go_on, self.asked = asyncio.Event(), 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked += 1
         await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
         if scope["path"] == "/hold":
             await send({"type": "http.response.body", "body": b"<", "more_body": True})
             await self.go_on.wait()
-        body = b"x" * 32 * 1024 * 1024 if scope["path"] == "/large" else scope["scheme"].encode()
+        body = b"x" * LARGE_BYTES if scope["path"] == "/large" else scope["scheme"].encode()
         await send({"type": "http.response.body", "body": body})
 
 
@@ -66,11 +70,11 @@ def pair(authority: Authority, tmp_path: Path) -> tuple[Path, Path]:
     return files
 
 
-def replace(files: tuple[Path, Path], authority: Authority, certificate: str, key: str) -> None:
+def replace(files: tuple[Path, Path], authority: Authority, certificate: str, key: str, mode: int = 0o600) -> None:
     for file, name in zip(files, (f"{certificate}.pem", f"{key}.key"), strict=True):
         fresh = file.with_suffix(".fresh")
         fresh.write_bytes((authority.file.parent / name).read_bytes())
-        fresh.chmod(0o600)
+        fresh.chmod(mode)
         fresh.replace(file)
 
 
@@ -225,6 +229,68 @@ async def test_a_reader_that_takes_nothing_is_disconnected(pair: tuple[Path, Pat
             await soon(lambda: door.open)
             await soon(lambda: not door.open)
             client.close()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_slow_reader_gets_the_whole_answer(
+    pair: tuple[Path, Path], authority: Authority, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """It reads for several times as long as one that takes nothing may stay."""
+
+    def read_slowly(port: int) -> int:
+        context, size = ssl.create_default_context(cafile=str(authority.file)), 0
+        with socket.create_connection(("127.0.0.1", port)) as plain, context.wrap_socket(
+            plain, server_hostname="one"
+        ) as client:  # fmt: skip
+            client.settimeout(PATIENCE_S)
+            client.sendall(ASK.replace(b"/", b"/large", 1))
+            while piece := client.recv(4096):
+                size += len(piece)
+                time.sleep(0.1 if size % (2 * 1024 * 1024) < len(piece) else 0)
+        return size
+
+    async def main() -> None:
+        async with opened(pair, send_timeout_s=0.3) as door:
+            assert await asyncio.to_thread(read_slowly, door.port) > LARGE_BYTES
+            await soon(lambda: not door.open)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
+
+
+async def test_what_comes_behind_the_last_request_is_not_answered(
+    pair: tuple[Path, Path], authority: Authority
+) -> None:
+    async with opened(pair) as door:
+        reader, writer = await connect(door, authority)
+        writer.write(ASK.replace(b"/", b"/large", 1))
+        assert await reader.read(1)
+        writer.write(ASK)
+        said = await reader.read()
+        assert len(said) > LARGE_BYTES and said.count(b"HTTP/1.1") == 0 and door.app.asked == 1
+        writer.close()
+
+
+async def test_a_key_that_others_could_read_is_used_once_they_cannot(
+    pair: tuple[Path, Path], authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one whose rights are opened is told."""
+    async with opened(pair) as door:
+        assert door.certificate is not None
+        replace(pair, authority, "two", "two", mode=0o644)
+        with caplog.at_level(logging.WARNING):
+            door.certificate.refresh()
+            door.certificate.refresh()
+        assert len(caplog.records) == 1 and "chmod o=" in caplog.text
+        pair[1].chmod(0o600)
+        door.certificate.refresh()
+        await ask(door, authority, "two")
+        pair[1].chmod(0o644)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            door.certificate.refresh()
+        assert "chmod o=" in caplog.text
+        await ask(door, authority, "two")
 
 
 def test_files_that_cannot_be_used_are_named_with_the_fix(pair: tuple[Path, Path], authority: Authority) -> None:
