@@ -119,12 +119,12 @@ def is_waiting(record: JobRecord) -> bool:
 
 
 async def in_parts(
-    services: Services, rows: Sequence[Delta], render: Callable[[Sequence[Delta]], T]
+    services: Services, rows: Sequence[Delta], render: Callable[[Sequence[Delta]], T], most: int = ROWS_PER_WRITE
 ) -> AsyncIterator[T]:
-    """Render deltas in parts, so that a long list does not block the event loop."""
-    for first in range(0, len(rows), ROWS_PER_WRITE):
-        part = rows[first : first + ROWS_PER_WRITE]
-        async with services.store_client.turns if len(part) == ROWS_PER_WRITE else contextlib.nullcontext():
+    """Render deltas in parts of at most so many, so that a long list does not block the event loop."""
+    for first in range(0, len(rows), most):
+        part = rows[first : first + most]
+        async with services.store_client.turns if len(part) == most else contextlib.nullcontext():
             rendered = render(part)
         yield rendered
 
@@ -326,7 +326,8 @@ class EventReader:
                     if record.epoch != self._record.epoch:
                         raise HistoryChanged
                     self._record, self._runs = record, [logged.run for logged in record.runs]
-                async for rendered in in_parts(services, rows, lambda part: list(self._deltas_of(part, buffer))):
+                most = 1 if self._record.job.echo else ROWS_PER_WRITE  # one may have a prompt's log-probabilities
+                async for rendered in in_parts(services, rows, lambda part: list(self._deltas_of(part, buffer)), most):
                     yield rendered
                 if buffer.interruption != interruption and terminal is None:
                     interruption = buffer.interruption

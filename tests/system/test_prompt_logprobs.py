@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,23 @@ def test_a_prompt_is_told_once_when_its_worker_dies(prompt: Any, tmp_path: Path)
         assert [len(data["logprobs"]) for _, data in deltas] == [9] + 200 * [1] and deltas[0][1]["tokens"] == 0
         rest = [data["text"] for _, name, data in house.events(job, deltas[0][0]) if name == "delta"]
         assert "".join(rest) == "".join(tokens[9:])
+
+
+def test_a_replay_writes_one_prompt_at_a_time(house: House) -> None:
+    """The rows of many prompts together would keep all other readers waiting."""
+    asked = ASKED | {"prompt": [TEXT] * 8, "max_tokens": 0, "endpoint": "/v1/completions"}
+    job = json.loads(house.post("/v1/jobs", asked)[2])["id"]
+    eventually(lambda: json.loads(house.get(f"/v1/jobs/{job}")[1])["status"] == "completed")
+    with socket.create_connection(("127.0.0.1", house.port), timeout=30) as line:
+        line.sendall(f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        with line.makefile("rb") as said:
+            while said.readline().strip():
+                pass
+            writes = list[bytes]()
+            while size := int(said.readline(), 16):
+                writes.append(said.read(size + 2))
+    counts = [write.count(b"event: delta\n") for write in writes]
+    assert sum(counts) == 8 and max(counts) == 1
 
 
 def test_lines_of_a_batch_have_rows(house: House) -> None:
