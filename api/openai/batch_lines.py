@@ -29,7 +29,7 @@ from penstock.text import fault_of
 from streaming.batches.cron import Cron
 from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, read_answer
 from streaming.batches.store import Batch
-from streaming.fleet.aliases import Aliases
+from streaming.fleet.aliases import Aliases, Target
 from streaming.fleet.settings import ModelSettings, served_names
 from streaming.jobs.job import HINTS, Job, JobState, ResponseForm
 from streaming.jobs.records import JobRecord
@@ -133,12 +133,14 @@ def request_of(
     models: Mapping[str, ModelSettings],
     max_choices: int | None = None,
     *,
+    meant: dict[str, str] | None = None,
     validated: bool = False,
 ) -> Request:
     """Parse and check the request in a line.
 
     Args:
         tenant: whose batch it is.
+        meant: by alias, the model that it meant in an earlier line of the batch; gets those of this one.
         models: the models that may be requested.
         max_choices: choices that one line may request; None: any number.
         validated: this line was found to be valid before: its model may be one of an older configuration.
@@ -157,10 +159,13 @@ def request_of(
                               "can. Give the batch a schedule.", "queue.not_before")  # fmt: skip
     if max_choices is not None:
         check_choices(request, max_choices)
-    meant = aliases.resolve(tenant, request.model, models)
-    if meant is None and not validated:
+    name = (meant or {}).get(request.model, request.model)
+    found_model = aliases.resolve(tenant, name, models) or (Target(name) if validated else None)
+    if found_model is None:
         raise model_not_found(request.model, served_names(models))
-    return request if meant is None else request.naming(meant.model, meant.adapter)
+    if meant is not None and found_model.alias:
+        meant[request.model] = found_model.full_model
+    return request.naming(found_model.model, found_model.adapter)
 
 
 def traits(request: Request, card: ModelCard | None) -> Traits:

@@ -119,7 +119,8 @@ def validate_input(
                 line = _parsed(data, number, terms, names)
                 if found.faults:
                     continue
-                request = request_of(line, terms.tenant, terms.aliases, terms.models, terms.max_choices)
+                known = terms.aliases, terms.models, terms.max_choices
+                request = request_of(line, terms.tenant, *known, meant=plan.meant)
             except BadLine as bad:
                 found.faults.append(LineFault(number, bad.code, str(bad), bad.param))
                 if len(found.faults) >= MAX_FAULTS or (place == 0 and form_of(data)):
@@ -403,7 +404,8 @@ class Lines:
                 number, job_id, lane = self.plan.numbers[line], self._job_id(line), self._lane
                 try:
                     found = envelope(self.plan.read(source, line), batch.endpoint)
-                    request = request_of(found, batch.tenant, tools.aliases, tools.models, validated=True)
+                    known, meant = (tools.aliases, tools.models), self.plan.meant
+                    request = request_of(found, batch.tenant, *known, meant=meant, validated=True)
                     card = cards.get(request.model)
                     job = job_of(request, batch, job_id=job_id, number=number, lane=lane, left_ms=left_ms, card=card)
                     jobs.append(job)

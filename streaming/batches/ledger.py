@@ -77,6 +77,8 @@ class InputPlan:
         """The line whose answer each one gets: itself, or an equal one before it."""
         self.tokens = array("I")
         """Estimates."""
+        self.meant: dict[str, str] = {}
+        """By alias that a line names, its model when the input was read."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -110,15 +112,19 @@ class InputPlan:
 
     def save(self, folder: Path) -> None:
         """Raises OSError."""
-        write_file(folder / PLAN, msgspec.msgpack.encode([each.tobytes() for each in self._arrays]))
+        aliases = [msgspec.msgpack.encode(self.meant)] if self.meant else []
+        write_file(folder / PLAN, msgspec.msgpack.encode([each.tobytes() for each in self._arrays] + aliases))
 
     @classmethod
     def load(cls, folder: Path) -> InputPlan:
         """Raises FileNotFoundError before the input was read."""
         plan = cls()
         stored = msgspec.msgpack.decode((folder / PLAN).read_bytes(), type=list[bytes])
-        for each, data in zip(plan._arrays, stored, strict=True):
+        size = len(plan._arrays)
+        for each, data in zip(plan._arrays, stored[:size], strict=True):
             each.frombytes(data)
+        for data in stored[size:]:  # earlier versions have none
+            plan.meant = msgspec.msgpack.decode(data, type=dict[str, str])
         return plan
 
 

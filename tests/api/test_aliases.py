@@ -192,4 +192,7 @@ def test_a_line_of_a_batch_means_its_tenants_model() -> None:
             with pytest.raises(ApiError):
                 request_of(line, "blue", aliases, MODELS)
             assert request_of(line, "blue", aliases, MODELS, validated=True).model == "mine"
+            meant = dict[str, str]()
+            for now in (aliases, Aliases({}, {"red": {"mine": "other"}}), Aliases({}, {})):
+                assert request_of(line, "red", now, MODELS, meant=meant, validated=True).model == "sim"
     assert found == {"gpt-4o": "other", "mine": "sim", "claude-1": "sim", "sim": "sim", None: "sim"}

@@ -10,7 +10,8 @@ import pytest
 from batching import MODELS, jsonl, line
 
 from offline.batch.lines import MAX_FAULTS, Terms, ValidatedInput, ValidationInterrupted, validate_input
-from streaming.batches.ledger import Ledger, LineOutcome, Segment, read_answer
+from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, Segment, read_answer
+from streaming.fleet.aliases import Aliases
 
 TERMS = Terms("/v1/chat/completions", MODELS, 1000)
 
@@ -125,6 +126,15 @@ def test_a_wrong_request_is_that_lines_answer(tmp_path: Path) -> None:
     found, ledger = validated(tmp_path, jsonl(lines))
     assert (found.faults, found.refused, list(found.plan.order)) == ([], 4, [0, 5])
     assert [end.outcome if end else None for end in ledger.ends] == [None, *[LineOutcome.FAILED] * 4, None]
+
+
+def test_a_line_keeps_the_model_that_its_alias_meant(tmp_path: Path) -> None:
+    """In the plan: also where the alias means another model later, or is gone."""
+    terms = Terms("/v1/chat/completions", MODELS, 9, aliases=Aliases({"gpt-*": "sim"}, {}))
+    found, _ = validated(tmp_path, jsonl([line(0), line(1, model="gpt-1"), line(2, model="gpt-2")]), terms)
+    assert found.refused == 0 and found.models == {"sim"}
+    found.plan.save(tmp_path)
+    assert InputPlan.load(tmp_path).meant == {"gpt-1": "sim", "gpt-2": "sim"}
 
 
 def test_equal_lines_are_computed_once_if_their_answer_is_sure(tmp_path: Path) -> None:
