@@ -318,7 +318,7 @@ class Intake:
         media: Sequence[bytes] = ()
         try:
             if self._tools.media is not None and has_media(job.prompt):
-                job, media = await self._tools.media.taken(job, card)
+                job, media = await self._tools.media.taken(job, card, MAX_BYTES)
             if self._tools.content is not None:
                 job = await self._tools.content.admitted(job, len(body))
             accepted = await self._queue.put(
@@ -338,6 +338,8 @@ def _refused(error: Exception, job: Job) -> Exception:
     match error:
         case LimitReached() if error.retry_ms >= 0:
             return error
+        case ApiError() if error.status == 503:
+            return Unavailable(error.message)
         case LimitReached():
             return Rejected(limit_reached(error).message)
         case NeverFits():

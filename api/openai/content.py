@@ -46,7 +46,9 @@ class InputRules:
 
     async def admitted(self, job: Job, size: int) -> Job:
         """As `checked`. `size`: bytes of the request; a large one does not hold up others."""
-        return await self._run(partial(self.checked, job), size if self._rules and self._rules(job.tenant) else 0)
+        turns = job.prompt.turns if isinstance(job.prompt, Chat) else ()  # with earlier turns, and texts of files
+        size = max(size, sum([len(turn.content) for turn in turns])) if self._rules and self._rules(job.tenant) else 0
+        return await self._run(partial(self.checked, job), size)
 
     async def _run(self, work: Callable[[int], T], size: int) -> T:
         """Do some work, which takes how many places there may be."""

@@ -424,6 +424,11 @@ def no_capacity(retry_s: float, eta_ms: int | None = None) -> ApiError:
     return ApiError(503, "no_capacity", message, headers=retry_after(retry_s), eta_ms=eta_ms)
 
 
+def links_in_the_way(retry_s: float) -> ApiError:
+    message = f"Other links were being followed for {retry_s:g} s. Send bytes, or try again later."
+    return ApiError(503, "no_capacity", message, headers=retry_after(retry_s))
+
+
 def no_verdict(model: str) -> ApiError:
     message = f"The moderation model {model!r} gave no verdict in time, or none that can be read. Try again later."
     return ApiError(503, "no_verdict", message, headers=retry_after(5))

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import binascii
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import urljoin
+from weakref import WeakValueDictionary
 
 from httpcore2 import AsyncConnectionPool, default_ssl_context
 from msgspec.structs import replace
 
-from api.openai.errors import ApiError, from_failure, invalid_request, payload_too_large
+from api.openai.errors import ApiError, from_failure, invalid_request, links_in_the_way, payload_too_large
 from api.settings import MediaSettings
 from penstock.engine import ChatTurn, ModelCard
 from penstock.guard import ERRORS, Forbidden, guarded_pool
@@ -29,7 +30,7 @@ from streaming.redis.client import RedisClient
 SLICE_CHARS = 1 << 18
 """Characters of base64 decoded at once, in half a millisecond; a multiple of four."""
 MAX_REDIRECTS = 3
-MAX_FETCHES = 16
+MAX_FETCHES, MAX_FETCHES_OF_TENANT = 16, 4
 """Links that one process follows at a time."""
 TEXT = "text/plain"
 RECORDINGS = ("audio/wav", "audio/mpeg", "audio/flac", "audio/ogg", "audio/mp4", "audio/webm")
@@ -79,30 +80,37 @@ async def decoded(text: str, start: int = 0) -> bytes:
     return bytes(found)
 
 
+class LinkError(Exception):
+    """Raised with what is wrong with a link."""
+
+
 class MediaReader:
     """Takes the media of requests of all tenants, within the settings."""
 
     def __init__(self, settings: MediaSettings, client: RedisClient, file_store: FileStore) -> None:
         self.settings, self.files, self.file_store = settings, Files(client), file_store
         self.stored = MediaStore(client)
-        self._fetches = asyncio.Semaphore(MAX_FETCHES)
+        self._fetches, self._fetches_of = asyncio.Semaphore(MAX_FETCHES), WeakValueDictionary[str, asyncio.Semaphore]()
 
     async def taken(
-        self, job: Job, card: ModelCard | None, text_limit: int | None = None, size: int = 0
+        self, job: Job, card: ModelCard | None, text_limit: int, size: int = 0
     ) -> tuple[Job, tuple[bytes, ...]]:
         """Return the job with references in place of its media, and these.
 
         Args:
-            text_limit: bytes of the request besides its media; None: any number. `size`: bytes of the whole.
+            text_limit: bytes of the request besides its media. `size`: bytes of the whole.
 
         Raises:
-            ApiError: 400, 413.
+            ApiError: 400, 413; 503: the links of others are in the way.
             Unavailable: the store does not answer.
         """
-        request = _RequestMedia(self, job)
         assert isinstance(job.prompt, Chat)
-        turns = [await request.turn(place, turn) for place, turn in enumerate(job.prompt.turns)]
-        if text_limit is not None and size - request.chars > text_limit:
+        request = _RequestMedia(self, job, job.prompt.turns, text_limit)
+        try:
+            turns = [await request.turn(place, turn) for place, turn in enumerate(job.prompt.turns)]
+        finally:
+            await request.close()
+        if size - request.chars + request.text_bytes > text_limit:
             raise payload_too_large(text_limit)
         job = replace(job, prompt=Chat(tuple(turns)), media=tuple(request.kinds))
         if card is not None and (failure := unsupported(job, card)):
@@ -113,29 +121,39 @@ class MediaReader:
     def _pool(self) -> AsyncConnectionPool:
         return guarded_pool(self.settings.networks, default_ssl_context())
 
-    async def fetched(self, url: str, field: str) -> bytes:
-        """What a link leads to. Redirects lead where links may. Raises ApiError (400)."""
-        limit_s = self.settings.link_timeout_s
+    async def fetched(self, url: str, tenant: str, has_room: Callable[[int], bool]) -> bytes:
+        """What a link leads to. Redirects lead where links may. `has_room`: is told of bytes as they come.
+
+        Raises:
+            LinkError, ApiError (503: other links are in the way).
+        """
+        limit_s, began = self.settings.link_timeout_s, False
+        own = self._fetches_of.setdefault(tenant, asyncio.Semaphore(MAX_FETCHES_OF_TENANT))
         try:
-            async with self._fetches, asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s), own, self._fetches:
+                began = True
                 for _ in range(MAX_REDIRECTS + 1):
-                    async with self._pool.stream("GET", url, headers=[("user-agent", "penstock")]) as response:
-                        headers = {name.lower(): value for name, value in response.headers}
-                        if 300 <= response.status < 400 and b"location" in headers:
-                            url = urljoin(url, headers[b"location"].decode("latin-1"))
+                    headers = [("user-agent", "penstock")]
+                    async with self._pool.stream("GET", url.encode("ascii"), headers=headers) as response:
+                        found = {name.lower(): value for name, value in response.headers}
+                        if 300 <= response.status < 400 and b"location" in found:
+                            url = urljoin(url, found[b"location"].decode("latin-1"))
                             continue
                         if response.status != 200:
-                            raise _refused(field, f"could not be fetched: its server answered {response.status}")
+                            raise LinkError(f"could not be fetched: its server answered {response.status}")
                         data = bytearray()
                         async for chunk in response.aiter_stream():
                             data += chunk
-                            self.check_size(len(data), field)
+                            if not has_room(len(chunk)) or len(data) > self.settings.max_bytes:
+                                break
                         return bytes(data)
-                raise _refused(field, f"leads to more than {MAX_REDIRECTS} redirects")
+                raise LinkError(f"leads to more than {MAX_REDIRECTS} redirects")
         except Forbidden:
-            raise _refused(field, "leads to an address that is not public") from None
-        except ERRORS as error:
-            raise _refused(field, f"could not be fetched within {limit_s:g} s ({type(error).__name__})") from None
+            raise LinkError("leads to an address that is not public") from None
+        except (*ERRORS, ValueError) as error:
+            if not began:
+                raise links_in_the_way(limit_s) from None
+            raise LinkError(f"could not be fetched within {limit_s:g} s ({type(error).__name__})") from None
 
     def check_size(self, size: int, field: str) -> None:
         """Raises ApiError (400)."""
@@ -147,13 +165,31 @@ class MediaReader:
 class _RequestMedia:
     """The media of one request."""
 
-    def __init__(self, reader: MediaReader, job: Job) -> None:
-        self._reader, self._job = reader, job
+    def __init__(self, reader: MediaReader, job: Job, turns: Sequence[ChatTurn], text_limit: int) -> None:
+        self._reader, self._job, self._text_limit = reader, job, text_limit
         self.data: list[bytes] = []
         self.kinds: list[Media] = []
         self.chars = 0
         """Characters of the request that these were."""
-        self._count = 0
+        self.text_bytes = 0
+        """Bytes of its documents of plain text."""
+        self._count = self._linked = 0
+        parts = [part for turn in turns for part in turn.parts if part["type"] != "text"][: reader.settings.max_parts]
+        links = [link for part in parts if is_link(link := source_of(part))] if reader.settings.links == "fetch" else []
+        follow = partial(reader.fetched, tenant=job.tenant, has_room=self._has_room)
+        self._links = {link: asyncio.ensure_future(follow(link)) for link in dict.fromkeys(links)}
+        """All are followed at once, within the time for one."""
+
+    async def close(self) -> None:
+        """Follow its links no further."""
+        for link in self._links.values():
+            link.cancel()
+        await asyncio.gather(*self._links.values(), return_exceptions=True)
+
+    def _has_room(self, more: int) -> bool:
+        """Whether its links may bring more bytes, counting these."""
+        self._linked += more
+        return self._linked <= self._reader.settings.max_request_bytes
 
     async def turn(self, place: int, turn: ChatTurn) -> ChatTurn:
         """A turn with references. A document of plain text becomes a text of the conversation."""
@@ -176,23 +212,32 @@ class _RequestMedia:
         if self._count > settings.max_parts:
             raise _refused(field, f"is one of more than {settings.max_parts} images, recordings and documents "
                                   "([media] max_parts). Send fewer")  # fmt: skip
-        if isinstance(source, str) and kind == "image_url" and source.startswith("http") and settings.links == "pass":
+        if kind == "image_url" and is_link(source) and settings.links == "pass":
             return part
         data, declared, name = await self._bytes(part, source, field)
+        if self._linked > settings.max_request_bytes:
+            raise self._too_much(self._linked, field)
         found = self._checked(kind if self._job.task is None else self._job.task.kind, data, declared, field)
         if found == TEXT:
+            self.text_bytes += len(data)
+            if self.text_bytes > self._text_limit:
+                raise _refused(field, f"brings the request to more than {self._text_limit} bytes of text. Send less")
             return {"type": "text", "text": data.decode()}
         place = next((at for at, known in enumerate(self.data) if known == data), len(self.data))
         if place == len(self.data):
             self.data.append(data)
             self.kinds.append(Media(found, len(data)))
             if (total := sum(map(len, self.data))) > settings.max_request_bytes:
-                what = f"brings the request to {total} bytes of media, and it may have {settings.max_request_bytes}"
-                raise _refused(field, f"{what} ([media] max_request_bytes). Send fewer or smaller ones")
+                raise self._too_much(total, field)
         inner = {each: said for each, said in part[kind].items() if each != "file_id"}
         if name and kind == "file":
             inner.setdefault("filename", name)
         return with_source(part | {kind: inner}, f"{REFERENCE}{place}")
+
+    def _too_much(self, total: int, field: str) -> ApiError:
+        what = f"brings the request to {total} bytes of media, and it may have"
+        what = f"{what} {self._reader.settings.max_request_bytes} ([media] max_request_bytes)"
+        return _refused(field, f"{what}. Send fewer or smaller ones")
 
     async def _bytes(self, part: dict[str, Any], source: Any, field: str) -> tuple[bytes, str, str]:
         """The bytes of a part, its media type and name, as far as it says them. Raises ApiError (400)."""
@@ -207,11 +252,14 @@ class _RequestMedia:
                 raise _refused(field, "refers to a response whose images are no longer kept. Send them again") from None
         if source is None:
             return await self._of_file(inner["file_id"], field)
-        if source.startswith(("http://", "https://")):
-            if reader.settings.links != "fetch":
+        if is_link(source):
+            if source not in self._links:
                 remedy = "Send its bytes as a data: URL"
                 raise _refused(field, f"is a link, and this server fetches none ([media] links). {remedy}")
-            return await reader.fetched(source, field), "", ""
+            try:
+                return await self._links[source], "", ""
+            except LinkError as error:
+                raise _refused(field, str(error)) from None
         start, declared = 0, str(inner.get("format", ""))
         if kind != "input_audio":
             start = source.find(",", 0, 256) + 1
@@ -246,6 +294,11 @@ class _RequestMedia:
         if declared not in ("", found):
             raise _refused(field, f"says {declared[:64]}, and its first bytes are of {found}. Say what it is")
         return found
+
+
+def is_link(source: Any) -> bool:
+    """Whether the source of a part is a link."""
+    return isinstance(source, str) and source.startswith(("http://", "https://"))
 
 
 def _is_text(data: bytes) -> bool:

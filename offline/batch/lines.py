@@ -372,7 +372,7 @@ class Lines:
         """The job of a line as it is queued, or why it is not: its media, which `media` gets, or a content rule."""
         try:
             if self._tools.media is not None and has_media(job.prompt):
-                job, media[job.id] = await self._tools.media.taken(job, cards.get(job.model))
+                job, media[job.id] = await self._tools.media.taken(job, cards.get(job.model), MAX_LINE_BYTES)
             return job if self._tools.content is None else await asyncio.to_thread(self._tools.content.checked, job)
         except ApiError as error:
             return error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import threading
 from collections.abc import AsyncIterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -234,6 +236,32 @@ async def test_plain_text_becomes_a_part_of_the_conversation(place: Place) -> No
         assert place.got == "Read: It is 42."
 
 
+async def uploaded(place: Place, name: str, data: bytes) -> str:
+    made = await place.api.client.post("/v1/files", data={"purpose": "user_data"}, files={"file": (name, data)})
+    assert made.status_code == 200, made.text
+    return str(made.json()["id"])
+
+
+async def test_texts_of_files_are_bounded_as_a_body_is(place: Place) -> None:
+    """However many parts name one, and with the text around them. Rules look at large ones in a thread."""
+    part = {"type": "file", "file": {"file_id": await uploaded(place, "a.txt", b"ab " * 1000)}}
+    assert (await place.chat(part, part, max_tokens=1)).status_code == 200
+    place.api.services.settings = ApiSettings(body_limit=8000)
+    param, message = await place.refused(*[part] * 3)
+    assert param == "messages[0].content[2].file.file_id" and "8000 bytes of text" in message
+    assert (await place.chat(part, part, text("a" * 2500))).status_code == 413
+    looked: list[int] = []
+    place.api.services.content = rules = input_rules(
+        {"r": ContentSettings(deny=("falcon",), default=True)}, {}, place.api.services.metrics
+    )
+    assert rules is not None
+    checked = rules.checked
+    rules.checked = lambda job, looks=0: (looked.append(threading.get_ident()), checked(job, looks))[1]  # type: ignore
+    place.api.services.settings = ApiSettings()
+    assert (await place.chat(part, part, part, max_tokens=1)).status_code == 200
+    assert looked and threading.get_ident() not in looked
+
+
 async def test_a_file_is_its_tenants(place: Place) -> None:
     """By its id it may stand for an image or a document; another tenant has no such file."""
     ids = []
@@ -358,6 +386,49 @@ async def test_links_are_fetched_only_from_where_they_may_lead(place: Place) -> 
         set_media(place, links="pass")
         assert (await place.chat(link, max_tokens=1)).status_code == 200
         assert place.got == [link]
+
+
+MALFORMED = ["http://[::1", "http://a:99999/", "http://ex\u00e4mple.com/\u00fc.png", "http://a..b/", "http://\x00/"]
+
+
+@pytest.mark.parametrize("link", MALFORMED)
+async def test_a_malformed_link_is_refused(place: Place, link: str) -> None:
+    set_media(place, links="fetch")
+    part = {"type": "image_url", "image_url": {"url": link}}
+    param, message = await place.refused(text("a"), part)
+    assert param.endswith("image_url.url") and "could not be fetched" in message
+
+
+async def test_links_of_one_tenant_leave_places_to_others(place: Place) -> None:
+    """They are followed at once, within one time; those of another tenant meanwhile."""
+    held: list[Any] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n")
+        if b"slow" in asked:
+            held.append(writer)
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(PNG) + PNG)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        here = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        links = [{"type": "image_url", "image_url": {"url": f"{here}/slow/{at}"}} for at in range(30)]
+        set_media(place, links="fetch", networks=("127.0.0.0/8",), link_timeout_s=2)
+        slow = [asyncio.create_task(place.chat(*links, max_tokens=1)) for _ in range(8)]
+        await until(lambda: len(held) >= 4)
+        asked = said({"type": "image_url", "image_url": {"url": f"{here}/a.png"}}, max_tokens=1)
+        assert (await place.api.post("/v1/chat/completions", asked, Authorization="Bearer sk-b")).status_code == 200
+        assert not any(each.done() for each in slow)
+        answers = await asyncio.gather(*slow)
+        assert {each.status_code for each in answers} == {400, 503}
+        assert all("Retry-After" in each.headers for each in answers if each.status_code == 503)
+    finally:
+        for writer in held:
+            writer.close()
+        server.close()
+        await server.wait_closed()
 
 
 async def test_a_key_covers_its_images(place: Place) -> None:
