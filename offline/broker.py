@@ -336,12 +336,10 @@ class Intake:
 def _refused(error: Exception, job: Job) -> Exception:
     """What becomes of a message whose job was refused: it is rejected, unless a limit lets it in later."""
     match error:
-        case LimitReached() if error.retry_ms >= 0:
-            return error
+        case LimitReached():
+            return error if error.retry_ms >= 0 else Rejected(limit_reached(error).message)
         case ApiError() if error.status == 503:
             return Unavailable(error.message)
-        case LimitReached():
-            return Rejected(limit_reached(error).message)
         case NeverFits():
             return Rejected(too_large_for_store(job, error.needed).message)
         case KeyReused():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +30,13 @@ from api.openai.batch_lines import (
     traits,
     worth_retrying,
 )
-from api.openai.errors import ApiError, limit_reached, too_large_for_store
+from api.openai.errors import ApiError, internal_error, limit_reached, too_large_for_store
 from offline.tools import OfflineTools
 from penstock.engine import ModelCard
 from penstock.text import form_of
 from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment, lines_of
 from streaming.batches.store import BatchLease, BatchProgress, LineFault
-from streaming.errors import LaneFull, LimitReached, NeverFits, StoreFull
+from streaming.errors import LaneFull, LimitReached, NeverFits, StoreFull, Unavailable
 from streaming.fleet.aliases import NO_ALIASES, Aliases
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
@@ -50,6 +51,8 @@ from streaming.order import Priority
 from telemetry import tracing as names
 from telemetry.otlp import Attributes
 from telemetry.tracing import Span
+
+log = logging.getLogger(__name__)
 
 MAX_FAULTS = 100
 STOP_CHECK_LINES = 64
@@ -157,6 +160,8 @@ def _parsed(data: bytes, number: int, terms: Terms, names: dict[bytes, int]) -> 
 
 JOBS_PER_CALL = 64
 """Jobs enqueued, or records read, in one round trip."""
+MEDIA_LINES, MEDIA_BYTES, MEDIA_S = 4, 32 << 20, 1.0
+"""Lines whose media are read at once, and after how many bytes or seconds of it the others wait for the next call."""
 MAX_BLOCKED = 64
 """Lines that may wait for room in the store before no line behind them is tried."""
 ANSWERED_RETENTION_S = 600
@@ -331,15 +336,15 @@ class Lines:
         if cards != self._cards:  # with a model card, a line may need fewer bytes
             self._cards, self._needed = cards, {}
         found = await asyncio.to_thread(self._jobs, lines, left_ms, cards)
-        media = dict[str, Sequence[bytes]]()
-        found = [await self._checked(each, cards, media) if isinstance(each, Job) else each for each in found]
-        refusals = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, ApiError)}
-        jobs = {line: each for line, each in zip(lines, found, strict=True) if isinstance(each, Job)}
+        ready, media = await self._ready(found, cards)
+        of_lines = list(zip(lines, ready))  # noqa: B905 - not all may be ready
+        refusals = {line: each for line, each in of_lines if isinstance(each, ApiError) and each.status != 503}
+        jobs = {line: each for line, each in of_lines if isinstance(each, Job)}
         traced = [self._traced(line, job) for line, job in jobs.items()]
         quota = QuotaSettings(store_share=self._lease.batch.store_share)
         named = (self._lease.batch.caller, self._lease.batch.key_limits)
         answers = await self._queue.put_parts([job for job, _ in traced], cards, quota, *named, media)
-        lane_full, before = False, (len(self._waiting), len(self._needed))
+        lane_full, before = len(jobs) + len(refusals) < len(found), (len(self._waiting), len(self._needed))
         for line, (job, span), accepted in zip(jobs, traced, answers, strict=True):
             match accepted:
                 case LaneFull():
@@ -366,16 +371,35 @@ class Lines:
             await self._commit()
         return len(refusals), not lane_full and (len(self._waiting), len(self._needed)) != before
 
+    async def _ready(
+        self, found: Sequence[Job | ApiError], cards: Mapping[str, ModelCard]
+    ) -> tuple[list[Job | ApiError], dict[str, Sequence[bytes]]]:
+        """The first of these jobs, as many as are soon read, as they are queued or why they are not; their media."""
+        media, ready, began = dict[str, Sequence[bytes]](), list[Job | ApiError](), time.monotonic()
+        while len(ready) < len(found) and (not ready or time.monotonic() < began + MEDIA_S):
+            some = found[len(ready) : len(ready) + MEDIA_LINES]
+            ready += await asyncio.gather(*[self._checked(each, cards, media) for each in some])
+            if sum([len(each) for own in media.values() for each in own]) > MEDIA_BYTES:
+                break
+        return ready, media
+
     async def _checked(
-        self, job: Job, cards: Mapping[str, ModelCard], media: dict[str, Sequence[bytes]]
+        self, job: Job | ApiError, cards: Mapping[str, ModelCard], media: dict[str, Sequence[bytes]]
     ) -> Job | ApiError:
         """The job of a line as it is queued, or why it is not: its media, which `media` gets, or a content rule."""
+        if isinstance(job, ApiError):
+            return job
         try:
             if self._tools.media is not None and has_media(job.prompt):
                 job, media[job.id] = await self._tools.media.taken(job, cards.get(job.model), MAX_LINE_BYTES)
             return job if self._tools.content is None else await asyncio.to_thread(self._tools.content.checked, job)
         except ApiError as error:
             return error
+        except (Unavailable, OSError):
+            raise
+        except Exception:  # else one line would keep all others from an answer
+            log.exception("a line of a batch cannot be queued", extra={"job": job.id})
+            return internal_error(job.id)
 
     def _leave(self, line: int) -> None:
         """Take a line out of those that wait."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 from batching import batch_record, jsonl, line, tools_of
 
+from api.openai.errors import links_in_the_way
 from offline.batch.lines import MAX_BLOCKED, MIN_WINDOW, Lines, lane_of, window_of
 from offline.tools import OfflineTools
 from penstock.engine import Failure
@@ -18,7 +20,7 @@ from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import InputPlan, LineOutcome
 from streaming.batches.store import BatchLease, BatchProgress, BatchState
 from streaming.jobs.codec import Terminal
-from streaming.jobs.job import JobState
+from streaming.jobs.job import Job, JobState, Media
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
@@ -175,3 +177,43 @@ def test_lanes(standing: tuple[int, float, float | None, float | None], lane: Pr
 def test_the_window_follows_the_slots(slots: int, most: int, lines: int) -> None:
     """Twice what runs, within bounds."""
     assert window_of(slots, most) == lines
+
+
+class SlowMedia:
+    """Reads 1,000 bytes for each line, and fails at some."""
+
+    def __init__(self, *fails: BaseException) -> None:
+        self.fails, self.at_once, self.most = list(fails), 0, 0
+
+    async def taken(self, job: Job, *_: Any) -> tuple[Job, tuple[bytes, ...]]:
+        self.at_once += 1
+        self.most = max(self.most, self.at_once)
+        await asyncio.sleep(0.01)
+        self.at_once -= 1
+        if self.fails:
+            raise self.fails.pop()
+        return msgspec.structs.replace(job, media=(Media("image/png", 1000),)), (bytes(1000),)
+
+
+def of_media(number: int) -> bytes:
+    image = {"type": "image_url", "image_url": {"url": "https://a.example/x.png"}}
+    return jsonl([line(number, messages=[{"role": "user", "content": [image]}])])
+
+
+async def test_media_of_few_lines_are_in_memory_at_once(
+    wire: RedisClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for the next look at what the batch was told. One that breaks is answered so, and alone."""
+    monkeypatch.setattr("offline.batch.lines.MEDIA_BYTES", 3500)
+    media = SlowMedia(links_in_the_way(1), RuntimeError("an unforeseen link"))
+    tools = tools_of(wire, media=media)
+    await tools.store.require()
+    await tools.headroom.look()
+    lines = await turn_at(tools, tmp_path, [of_media(number) for number in range(12)], await wire.now_ms())
+    await lines.feed()
+    assert media.most == 4 and (progress_of(lines).in_queue, progress_of(lines).failed) == (6, 1)
+    await lines.feed()
+    assert (progress_of(lines).in_queue, progress_of(lines).failed) == (10, 1)
+    await lines.feed()
+    assert (progress_of(lines).in_queue, progress_of(lines).failed, media.most) == (11, 1, 4)
+    lines.close()
