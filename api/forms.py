@@ -37,8 +37,12 @@ async def admit_form(services: Services, scope: Scope, receive: Receive, kind: K
     asked.attach(files)
     prepared = prepare(services, scope["state"]["caller"], asked, waits=waits)
     if header(scope, b"idempotency-key"):
-        body += b"".join([hashlib.sha256(part["file"]["file_data"]).digest() for part in files])
+        body += msgspec.msgpack.encode([_named(**part["file"]) for part in files])
     return await accept(services, scope, prepared, body, waits=waits)
+
+
+def _named(file_data: bytes, filename: str, field: str) -> tuple[str, str, bytes]:
+    return field, filename, hashlib.sha256(file_data).digest()
 
 
 class FormReply(WholeReply):
@@ -87,7 +91,9 @@ async def _read(request: Request, limit: int) -> tuple[dict[str, Any], list[dict
                 own = {"file_data": await value.read(), "filename": (value.filename or name)[:255], "field": name[:64]}
                 files.append({"type": "file", "file": own})
             elif name.endswith("[]"):
-                fields.setdefault(name[:-2], []).append(value)
+                several = fields.setdefault(name[:-2], [])
+                errors.refuse_if(not isinstance(several, list), name[:64], "is given with and without []")
+                several.append(value)
             else:
                 fields[name] = value
     finally:

@@ -332,7 +332,7 @@ class TranslationRequest(FormRequest):
 
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] | None = None
     """Null: `json`."""
-    temperature: Annotated[float, Field(ge=0, le=1, strict=False)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=1, strict=False, allow_inf_nan=False)] | None = None
     """Null: the server's."""
 
 

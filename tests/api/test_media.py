@@ -554,6 +554,8 @@ async def test_what_is_wrong_with_a_form_is_named(place: Place) -> None:
         (TRANSCRIPTS, {"other": (None, "x")}, {}, "file"),
         (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"response_format": "xml"}, "response_format"),
         (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"temperature": "hot"}, "temperature"),
+        (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"temperature": "nan"}, "temperature"),
+        (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"x": "1", "x[]": "2"}, "x[]"),
         (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"stream": "true"}, "stream"),
         ("/v1/images/edits", {"image": ("a.png", WAV)}, {"prompt": "a"}, "image"),
         ("/v1/images/edits", {"image": ("a.png", PNG)}, {}, "prompt"),
@@ -592,3 +594,15 @@ async def test_a_repeated_form_is_one_job(place: Place) -> None:
     ids = {(await form(place, TRANSCRIPTS, {"file": ("a.wav", WAV)}, key)).headers["x-job-id"] for _ in range(2)}
     assert len(ids) == 1 and len(place.upstream.sent) == 1
     assert (await form(place, TRANSCRIPTS, {"file": ("a.wav", MP3)}, key)).status_code == 422
+
+
+async def test_a_key_covers_the_names_of_files(place: Place) -> None:
+    """An image and a mask that are exchanged are another request."""
+    a, b, key = ("a.png", PNG), ("b.png", PNG + b"b"), {"Idempotency-Key": "k"}
+    place.upstream.made = {"data": []}
+    first = await form(place, "/v1/images/edits", {"image": a, "mask": b}, key, prompt="p")
+    assert first.status_code == 200, first.text
+    for other in ({"mask": a, "image": b}, {"image": ("c.png", PNG), "mask": b}):
+        assert (await form(place, "/v1/images/edits", other, key, prompt="p")).status_code == 422
+    again = await form(place, "/v1/images/edits", {"image": a, "mask": b}, key, prompt="p")
+    assert again.headers["x-job-id"] == first.headers["x-job-id"]
