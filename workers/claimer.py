@@ -222,8 +222,11 @@ class Claimer:
             else:
                 (chats if job.job.priority is Priority.INTERACTIVE else others).append(job)
         self._preemption.make_room([claim.job for claim in chats])
-        for claims in filter(None, (chats, others)):
-            newer += await self._begin_all(claims)
+        for claims in (chats, others):
+            newer += await self._begin_all([claim for claim in claims if not claim.job.media])
+            for claim in claims:  # what has media holds up no other, and is in memory once it is its turn
+                if claim.job.media and (whole := await self._with_media(claim)) is not None:
+                    newer += await self._begin_all([whole])
         if newer:
             log.warning("%d jobs are of a newer version and are put back, the first is %s", len(newer), newer[0].id)
             await self._lease.decline(newer)
@@ -231,8 +234,6 @@ class Claimer:
 
     async def _begin_all(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
         """Begin jobs; returns those whose logs are of a newer version. Raises Unavailable."""
-        if any(claim.job.media for claim in claims):
-            claims = [each for claim in claims if (each := await self._with_media(claim)) is not None]
         fresh = [claim for claim in claims if not claim.earlier_runs]
         refusals = [await self._starter.refusal(claim) for claim in fresh]
         for claim, refusal in zip(fresh, refusals, strict=True):
@@ -243,7 +244,7 @@ class Claimer:
     async def _with_media(self, claim: Claim) -> Claim | None:
         """The claim with the media of its job; None if they are lost: the job then fails. Raises Unavailable."""
         try:
-            return replace(claim, job=await self._media.restored(claim.job)) if claim.job.media else claim
+            return replace(claim, job=await self._media.restored(claim.job))
         except MediaLost as error:
             log.warning("a job fails: %s", error, extra={"job": claim.job.id})
             self._begin(claim, NOTHING, MEDIA_LOST)

@@ -25,6 +25,8 @@ from api.openai.media import MediaReader
 from api.settings import ApiSettings, MediaSettings
 from penstock.content import ContentSettings
 from streaming.fleet.settings import ModelSettings
+from streaming.jobs.job import Job
+from streaming.jobs.media import MediaStore
 from streaming.jobs.settings import QuotaSettings
 from streaming.redis.client import RedisClient
 from workers.engines.upstream.settings import UpstreamSettings
@@ -483,6 +485,26 @@ async def test_lost_media_end_the_job(place: Place) -> None:
     ended = (await place.api.client.get(f"/v1/jobs/{job}?wait=20")).json()
     assert (ended["status"], ended["error"]["code"]) == ("failed", "media_lost")
     assert place.upstream.sent == []
+
+
+async def test_a_text_waits_for_no_media_that_are_claimed_with_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, read = asyncio.Event(), MediaStore.restored
+
+    async def restored(store: MediaStore, job: Job) -> Job:
+        await here.wait()
+        return await read(store, job)
+
+    monkeypatch.setattr(MediaStore, "restored", restored)
+    place.running.worker._claimer.hold(60_000)
+    slow = (await place.api.post("/v1/jobs", said(image(), max_tokens=1))).json()["id"]
+    plain = (await place.api.post("/v1/jobs", said(text("hi"), max_tokens=1))).json()["id"]
+    place.running.worker._claimer.hold(0)
+    for job in (plain, slow):
+        ended = (await place.api.client.get(f"/v1/jobs/{job}?wait=20")).json()
+        assert ended["status"] == "completed"
+        here.set()
 
 
 # --- transcripts and images ------------------------------------------------------------------------------------------
