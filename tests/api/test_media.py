@@ -21,7 +21,7 @@ from upstream_bench import FAST
 from upstream_worker import StartUpstream, start_upstream
 
 from api.openai.content import input_rules
-from api.openai.media import MediaReader
+from api.openai.media import MediaReader, media_type
 from api.settings import ApiSettings, MediaSettings
 from penstock.content import ContentSettings
 from streaming.fleet.settings import ModelSettings
@@ -173,6 +173,23 @@ async def test_equal_bytes_are_kept_once_and_beside_the_record(place: Place) -> 
     assert [part["image_url"]["url"] for part in ended["input"]["messages"][0]["content"]] == [
         "media:0", "media:1", "media:0",
     ]  # fmt: skip
+
+
+FIRST_BYTES = [
+    (PNG, "image/png"), (b"\xff\xd8\xff\xe0\0\x10JFIF", "image/jpeg"), (GIF, "image/gif"), (b"GIF87a\0", "image/gif"),
+    (b"RIFF\x24\0\0\0WEBPVP8 ", "image/webp"), (WAV, "audio/wav"), (PDF, "application/pdf"), (MP3, "audio/mpeg"),
+    *((bytes([0xFF, second]) + bytes(9), "audio/mpeg") for second in (0xFB, 0xFA, 0xF3, 0xF2, 0xE3)),
+    (b"fLaC\0\0\0\x22", "audio/flac"), (b"OggS\0\x02", "audio/ogg"), (b"\0\0\0\x20ftypM4A ", "audio/mp4"),
+    (b"\x1aE\xdf\xa3\x9fB", "audio/webm"),
+    *((other, "") for other in (b"", b"\xff", b"hello", b"RIFF\x24\0\0\0AVI ", b"GIF88a", b"ftypM4A ",
+                               b"\xff\xf1\x50", b"\xff\xfd\x90", b"\xff\xfe\0")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "kind"), FIRST_BYTES)
+def test_the_first_bytes_say_what_it_is(data: bytes, kind: str) -> None:
+    """ADTS, other layers of MPEG and byte order marks are no MP3."""
+    assert media_type(data) == kind
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

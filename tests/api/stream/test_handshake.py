@@ -6,6 +6,8 @@ import asyncio
 import logging
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +22,7 @@ from certificates import Authority
 from connections import PATIENCE_S, Served, serving, soon
 from starlette.types import Receive, Scope, Send
 
+from api import tls
 from api.settings import ApiSettings
 from api.stream import connection_guard
 from api.stream.connection_guard import ConnectionGuard, DrainingServer
@@ -220,6 +223,23 @@ async def test_new_files_are_for_new_connections(
         writer.close()
 
 
+async def test_files_are_looked_at_for_ever(
+    pair: tuple[Path, Path], authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind ones that could not be used."""
+    monkeypatch.setattr(tls, "coalesced", lambda seconds: seconds / 100)
+    async with opened(pair) as door:
+        assert door.certificate is not None
+        before = door.certificate.context
+        looking = asyncio.create_task(door.certificate.keep_fresh())
+        replace(pair, authority, "two", "one")
+        await asyncio.sleep(0.05)
+        replace(pair, authority, "two", "two")
+        await soon(lambda: door.certificate and door.certificate.context is not before)
+        await ask(door, authority, "two")
+        looking.cancel()
+
+
 async def test_a_reader_that_takes_nothing_is_disconnected(pair: tuple[Path, Path], authority: Authority) -> None:
     async with opened(pair, send_timeout_s=0.2) as door:
         with socket.create_connection(("127.0.0.1", door.port)) as plain:
@@ -299,9 +319,21 @@ def test_files_that_cannot_be_used_are_named_with_the_fix(pair: tuple[Path, Path
         with pytest.raises(ConfigError, match=r"server\.pem and .*server\.key cannot be used.*its own first"):
             Certificate(*pair)
     replace(pair, authority, "one", "one")
-    pair[1].chmod(0o644)
-    with pytest.raises(ConfigError, match="chmod o="):
-        Certificate(*pair)
+    for mode in (0o644, 0o602, 0o601):
+        pair[1].chmod(mode)
+        with pytest.raises(ConfigError, match="chmod o="):
+            Certificate(*pair)
+    pair[1].chmod(0o640)
+    Certificate(*pair)
+    locked = pair[1].with_suffix(".locked")
+    words = ["openssl", "pkey", "-in", pair[1], "-aes256", "-passout", "pass:word", "-out", locked]
+    subprocess.run(words, check=True, capture_output=True)
+    code = (
+        "import sys; from pathlib import Path; from api.tls import Certificate; Certificate(*map(Path, sys.argv[1:]))"
+    )
+    told: dict[str, Any] = {"input": "word\n", "capture_output": True, "text": True, "start_new_session": True}
+    ends = subprocess.run([sys.executable, "-c", code, pair[0], locked], check=False, timeout=PATIENCE_S, **told)
+    assert ends.returncode == 1 and "without a password" in ends.stderr, "it would ask at the terminal"
     pair[1].unlink()
     with pytest.raises(ConfigError, match="cannot be used"):
         Certificate(*pair)

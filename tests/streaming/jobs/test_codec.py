@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine import ChatTurn, Sampling, Task
+from penstock.engine import MEDIA_KINDS, ChatTurn, Sampling, Task
 from penstock.loops import at_once
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.errors import DecodeError, NewerMessage
@@ -33,7 +33,7 @@ from streaming.jobs.codec import (
     encode_record_rows,
     kept_form,
 )
-from streaming.jobs.job import JOB_VERSION, Chat, Inputs, Job, JobState, TaskForm, Text
+from streaming.jobs.job import JOB_VERSION, Chat, Inputs, Job, JobState, MessageForm, TaskForm, Text, version_of
 from streaming.order import Priority
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
@@ -149,3 +149,25 @@ def test_what_a_job_asks_for_comes_back(fields: dict[str, Any]) -> None:
     fields = {"prompt": Text(("x",)), **fields}
     job = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, **fields)
     assert decode_job(encode(job)) == job
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "media:0"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "version"),
+    [
+        ({}, 1),
+        ({"sampling": Sampling(logprobs=3), "tools": Tools(offered=(Tool("f"),)), "echo": True}, 1),
+        ({"prompt": Inputs((("a",),)), "task": Task(kind="embed")}, 1),
+        ({"adapter": "a"}, 7),
+        ({"message": MessageForm()}, 7),
+        ({"sampling": Sampling(prompt_logprobs=True)}, 7),
+        ({"prompt": Chat((ChatTurn("user", "x"), ChatTurn("user", "", parts=(IMAGE,))))}, 7),
+        *(({"task": Task(kind=kind)}, 7) for kind in sorted(MEDIA_KINDS)),
+    ],
+)
+def test_older_processes_leave_what_they_would_lose(fields: dict[str, Any], version: int) -> None:
+    """A job says so by its version: a process that knows only lower ones puts it back for a newer one."""
+    job = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, **{"prompt": Text(("x",)), **fields})
+    assert version_of(job) == version
