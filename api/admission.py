@@ -304,7 +304,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     Raises:
         ApiError: the request is refused. No job was accepted, except where the message says so (503 store_unavailable).
     """
-    body = await read_body(scope, receive, services.body_limit)
+    body = await weighed(await receive_body(scope, receive, services.body_limit))
     prepared = services.prepared.read(services, scope["state"], kind, body, waits=waits)
     return await accept(services, scope, prepared, body, waits=waits)
 
@@ -350,14 +350,14 @@ async def accept(
     form = prepared.job.response
     conversation, limited = form.conversation if form is not None else "", services.is_limited(caller.tenant)
     job_id = services.queue.new_id(caller.tenant, key, conversation, limited=limited)
-    partition = partition_of(job_id) or 0
+    partition, scheduled = partition_of(job_id) or 0, prepared.job.scheduled
     job = replace(
         prepared.job,
         id=job_id,
         prompt=prepared.prompt,
         trace=state["trace"],
         # The time until a later start is no part of what the request took.
-        received_us=0 if prepared.job.scheduled else services.clock.at(state["received"], partition),
+        received_us=0 if scheduled else services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
     )
     media: Sequence[bytes] = ()
@@ -384,11 +384,11 @@ async def accept(
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
     headers, wait = {"X-Job-Id": accepted.id}, None
-    if not job.scheduled:
+    if not scheduled:
         headers["X-Queue-Position"] = str(accepted.position.before)
     if accepted.joined:
         job = replace(job, id=accepted.id)
-    elif job.scheduled:
+    elif scheduled:
         pass
     elif found := services.waits.show(job, accepted.position.in_lane):
         wait = found[1]
@@ -427,9 +427,11 @@ async def _put(
     refused: ApiError | None,
     media: Sequence[bytes],
 ) -> Accepted:
-    # A body may be a valid request of several endpoints, whose jobs have other answers.
-    has_own = job.task is not None or job.message is not None
-    kind = b"count" if isinstance(prepared.asked, Counted) else job.endpoint.encode() if has_own else b""
+    digest = ""
+    if key:  # a body may be a valid request of several endpoints, whose jobs have other answers
+        has_own = job.task is not None or job.message is not None
+        kind = b"count" if isinstance(prepared.asked, Counted) else job.endpoint.encode() if has_own else b""
+        digest = hashlib.sha256(kind + body).hexdigest()
     reason, late = services.headroom.brief, None
     refusal = refused or (store.StoreFull(reason) if reason else None)
     try:
@@ -438,7 +440,7 @@ async def _put(
         return await services.queue.put(
             job,
             idempotency_key=key,
-            digest=hashlib.sha256(kind + body).hexdigest() if key else "",
+            digest=digest,
             must_run=bool(prepared.asked.queue.do_not_queue) or late is not None,
             cost=prepared.cost,
             partition=partition,

@@ -182,9 +182,11 @@ class Services:
     @property
     def body_limit(self) -> int:
         """Bytes of a body that may hold media: more than of others, if a model takes any."""
-        can = [card.capabilities for card in self.cards.values()]
-        takes = any(each.images or each.audio or each.files for each in can)
-        return self.settings.body_limit + (self.media_settings.max_request_bytes * 4 // 3 if takes else 0)
+        for card in self.cards.values():
+            can = card.capabilities
+            if can.images or can.audio or can.files:
+                return self.settings.body_limit + self.media_settings.max_request_bytes * 4 // 3
+        return self.settings.body_limit
 
     def quotas(self, caller: Caller) -> QuotaSettings:
         """Return the storage quotas of the caller's tenant."""

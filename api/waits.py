@@ -237,11 +237,11 @@ class WaitLimit(NamedTuple):
 
 def limit_of(job: Job) -> WaitLimit | None:
     """Return the tighter limit of a job; None if it has none. The time to compute the answer is not counted."""
-    if job.scheduled:
-        return None  # by then others wait
     limits = (("queue.max_queue_ms", job.max_queue_ms), ("queue.deadline_ms", job.deadline_ms))
     given = [WaitLimit(field, ms) for field, ms in limits if ms is not None]
-    return min(given, key=lambda limit: limit.ms, default=None)
+    if not given or job.scheduled:
+        return None  # of a scheduled one: by then others wait
+    return min(given, key=lambda limit: limit.ms)
 
 
 def exceeds(wait: Wait | None, limit: WaitLimit, *, settled: bool = False) -> bool:

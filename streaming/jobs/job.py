@@ -336,7 +336,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def full_model(self) -> str:
         """The model as answers show it, with its adapter."""
-        return full_name(self.model, self.adapter)
+        return full_name(self.model, self.adapter) if self.adapter else self.model
 
     @property
     def scheduled(self) -> bool:
@@ -388,7 +388,7 @@ def has_extras(prompt: Prompt, tools: Tools | None) -> bool:
     return any(
         turn.extras
         or (turn.calls and any(call.extras for call in turn.calls))
-        or any(len(part) > 2 for part in turn.parts)
+        or (turn.parts and any(len(part) > 2 for part in turn.parts))
         for turn in turns
     )
 

@@ -148,7 +148,7 @@ class Queue:
             if headroom is not None:
                 reserved = headroom.reserve(
                     partition,
-                    len(body) + sum(map(len, media)),
+                    len(body) + (sum(map(len, media)) if media else 0),
                     may_write,
                     part=part,
                     share_of_tenant=quota.store_share,
@@ -186,7 +186,7 @@ class Queue:
             "quotas": left or None,
             "share": reserved.share_of_tenant,
             "caller": caller or None,
-            "media": _media_kept(job),
+            "media": _media_kept(job) if job.media else None,
         }
         if job.adapter:
             given["adapter"] = job.adapter
@@ -349,9 +349,9 @@ def _conversation_of(job: Job) -> str:
     return job.response.conversation if job.response is not None else ""
 
 
-def _media_kept(job: Job) -> str | None:
-    """What the record of a job says of its media; None: it has none."""
-    return None if not job.media else "keep" if job.response is not None and job.response.store else "1"
+def _media_kept(job: Job) -> str:
+    """What the record of a job says of its media."""
+    return "keep" if job.response is not None and job.response.store else "1"
 
 
 def _known(answer: Any) -> Any:
