@@ -11,12 +11,9 @@ class LoadedAdapters:
 
     def __init__(self, most: int) -> None:
         self._most, self._names = most, OrderedDict[str, None]()
+        self.names: tuple[str, ...] = ()
         self.swaps = 0
         """How often one was loaded."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._names)
 
     def has_place(self, name: str, needed: Collection[str]) -> bool:
         """Whether it is loaded or can be, while running texts need others."""
@@ -31,6 +28,7 @@ class LoadedAdapters:
                 del self._names[gone]
         self._names[name] = None
         self._names.move_to_end(name)
+        self.names = tuple(self._names)
         return is_new
 
     def _unneeded(self, needed: Collection[str]) -> str | None:

@@ -310,11 +310,11 @@ class SimEngine:
         """Begin waiting texts in their order. One that waits for its adapter's place is passed by those without one,
         which take none: so its wait has an end."""
         full = False
-        for sequence in tuple(self._waiting) if len(self._running) < self._settings.slots else ():
+        for sequence in tuple(self._waiting) if self._waiting and len(self._running) < self._settings.slots else ():
             if len(self._running) == self._settings.slots or not self._has_room(sequence):
                 return
-            full = full or not self._has_place(sequence.adapter)
-            if full and sequence.adapter:
+            if sequence.adapter and (full or not self._loaded.has_place(sequence.adapter, self._needed)):
+                full = True
                 continue
             self._waiting.remove(sequence)
             sequence.ready_at = now + self._prefill_s(sequence) - ROUNDING_S
@@ -338,10 +338,6 @@ class SimEngine:
             self._cache.popitem(last=False)
         sequence.cached = min(cached * sequence.prompt_tokens // max(1, len(sequence.prompt)), sequence.prompt_tokens)
         return whole_s * (1 - sequence.cached / sequence.prompt_tokens)
-
-    def _has_place(self, adapter: str) -> bool:
-        """Whether an adapter is loaded or can be."""
-        return not adapter or self._loaded.has_place(adapter, self._needed)
 
     @property
     def _needed(self) -> set[str]:
