@@ -23,10 +23,13 @@ class Cron:
         if len(words) != len(BOUNDS):
             raise ValueError("must have five fields: minute, hour, day of the month, month, day of the week")
         numbers = [_numbers(word, *bounds) for word, bounds in zip(words, BOUNDS, strict=True)]
-        self._minutes, self._hours, self._days, self._months, weekdays = numbers
+        minutes, hours, self._days, self._months, weekdays = numbers
+        self._times = [60 * hour + minute for hour in hours for minute in minutes]
         self._weekdays = {day % 7 for day in weekdays}
         self._either = not words[2].startswith("*") and not words[4].startswith("*")
         try:
+            if timezone.partition("/")[0] in ("localtime", "posix", "posixrules", "right"):
+                raise LookupError  # files of this machine
             self._zone = ZoneInfo(timezone)
         except (LookupError, OSError, ValueError):
             raise ValueError(f"has no time zone {timezone!r}; name one such as Europe/Berlin") from None
@@ -36,8 +39,11 @@ class Cron:
         day = datetime.fromtimestamp(ms / 1000, self._zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
         for _ in range(MAX_DAYS):
             if self._fits(day):
-                times = [day.replace(hour=hour, minute=minute) for hour in self._hours for minute in self._minutes]
-                if later := [at for time in times if (at := int(1000 * time.timestamp())) > ms]:
+                begin, changes = day.timestamp(), day.utcoffset() != (day + timedelta(days=1)).utcoffset()
+                seconds = [
+                    (day + timedelta(minutes=at)).timestamp() if changes else begin + 60 * at for at in self._times
+                ]
+                if later := [at for each in seconds if (at := int(1000 * each)) > ms]:
                     return min(later)
             day += timedelta(days=1)
         raise ValueError("names a day that never comes")
