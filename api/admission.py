@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_KEY_CHARS = 255
+LARGE_BYTES, MAX_LARGE_BYTES = 2 << 20, 128 << 20
+"""A body with more is large; and how much all of them may have at once in one process, unless there is one alone."""
 WITHDRAW_RETRY_DELAY_S = 1.0
 WITHDRAW_PAUSES_S = (1.0, 4.0, 16.0, 64.0)
 """Pauses before each look for an unanswered put; the look before found none."""
@@ -111,7 +113,18 @@ async def receive_body(scope: Scope, receive: Receive, limit: int) -> bytearray:
         more = message.get("more_body", False)
         if len(body) > limit:
             raise errors.payload_too_large(limit)
+        if len(body) > LARGE_BYTES:
+            hold(scope, len(body))
     return without_mark(body)
+
+
+def hold(scope: Scope, size: int) -> None:
+    """Count the bytes of a large body, until its job is accepted or its request ends. Raises ApiError (503)."""
+    services, state = scope["app"].state.services, scope["state"]
+    others = services.large_bytes - state.get("large", 0)
+    if others and others + size > MAX_LARGE_BYTES:
+        raise errors.store_full("the large bodies of other requests are being read")
+    services.large_bytes, state["large"] = others + size, size
 
 
 def idempotency_key(scope: Scope) -> str:
@@ -380,6 +393,7 @@ async def accept(
             buffer = await _join(services, accepted.id, whole=not job.stream)
             break
     state["job"] = accepted.id
+    services.large_bytes -= state.pop("large", 0)
     if services.tracing.recording and is_sampled(job.trace) and not accepted.joined:
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()

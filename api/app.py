@@ -159,6 +159,7 @@ class Observed:
             elif not is_key_ended(cut):
                 raise
         finally:
+            self._services.large_bytes -= state.pop("large", 0)
             del state["server_send"], state["head_of"]  # they refer to the scope: break the cycle
             status, route = state.get("status", 500), state.get("route", UNLISTED)
             if span.recorded:

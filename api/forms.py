@@ -12,7 +12,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from api.admission import Admitted, accept, header, prepare, read_request
+from api.admission import LARGE_BYTES, Admitted, accept, header, hold, prepare, read_request
 from api.chat import JobEndpoint
 from api.openai import errors
 from api.openai.schemas import FormRequest, Kind
@@ -78,6 +78,8 @@ async def _read(request: Request, limit: int) -> tuple[dict[str, Any], list[dict
             size += len(chunk)
             if size > limit:
                 raise errors.payload_too_large(limit, "[media] max_request_bytes")
+            if size > LARGE_BYTES:
+                hold(request.scope, size)
             yield chunk
 
     fields, files = dict[str, Any](), list[dict[str, Any]]()

@@ -93,6 +93,8 @@ class Services:
     records: RecordSink = NO_RECORDS
     name: str = ""
     """Of this process in `penstock ps`."""
+    large_bytes: int = 0
+    """Bytes of the large bodies whose jobs are not accepted yet."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:

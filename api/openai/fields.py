@@ -371,13 +371,13 @@ MAX_LINK = 8192
 
 def _of_data(value: str) -> str:
     if not value.startswith("data:"):
-        raise refusal("must be a data: URL with base64, such as data:application/pdf;base64,JVBE...")
+        raise refusal("must be a data: URL with base64, such as data:application/pdf;base64,JVBERi0=")
     return value
 
 
 def _data_or_link(value: str) -> str:
     if not value.startswith(("data:", "https://", "http://")):
-        raise refusal("must be a data: URL with base64, or the address of an image, https://...")
+        raise refusal("must be a data: URL with base64, or the https:// address of an image")
     if not value.startswith("data:") and len(value) > MAX_LINK:
         raise refusal(f"may have at most {MAX_LINK} characters")
     return value

@@ -265,7 +265,7 @@ class _RequestMedia:
             start = source.find(",", 0, 256) + 1
             declared, *options = source[5 : max(5, start - 1)].split(";")
             if not start or "base64" not in options:
-                raise _refused(field, "must be a data: URL with base64, such as data:image/png;base64,iVBO...")
+                raise _refused(field, "must be a data: URL with base64, such as data:image/png;base64,iVBORw0KGgo=")
         reader.check_size((len(source) - start) // 4 * 3 - 2, field)
         self.chars += len(source)
         try:

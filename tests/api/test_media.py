@@ -236,6 +236,27 @@ async def test_bounds_of_size_and_count(place: Place) -> None:
     assert (await place.chat(image(PNG + bytes(9000)), max_tokens=1)).status_code == 413
 
 
+async def test_large_bodies_share_the_memory_of_a_process(place: Place) -> None:
+    """Beside others one may wait; alone it is taken, and is counted until its job is accepted, or it is refused."""
+    large, services = image(PNG + bytes(2 << 20)), place.api.services
+    services.large_bytes = others = 127 << 20
+    for _ in range(2):
+        reply = await place.chat(large, max_tokens=1)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (
+            503,
+            "no_capacity",
+        ) and "Retry-After" in reply.headers
+        reply = await form(place, TRANSCRIPTS, {"file": ("a.wav", WAV + bytes(3 << 20))})
+        assert reply.status_code == 503 and services.large_bytes == others
+    assert (await place.chat(image(), max_tokens=1)).status_code == 200
+    services.large_bytes = 0
+    place.upstream.open.clear()
+    assert (await place.chat(large, n=0)).status_code == 400 and services.large_bytes == 0
+    job = await place.api.post("/v1/jobs", said(large, max_tokens=1))
+    assert job.status_code == 202 and services.large_bytes == 0
+    place.upstream.open.set()
+
+
 @pytest.mark.parametrize(("lacks", "part"), [("images", image()), ("audio", audio()), ("files", document())])
 async def test_a_model_without_it_is_said_so(place: Place, lacks: str, part: dict[str, Any]) -> None:
     place.inputs = tuple({"images", "audio", "files"} - {lacks})
