@@ -176,7 +176,7 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
     networks: tuple[str, ...] = ()
     """Other networks that links may lead to, e.g. 10.1.0.0/16."""
     link_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
-    """From a link to its last byte."""
+    """For all links of a request, to their last byte."""
 
     def __post_init__(self) -> None:
         for word in self.networks:
