@@ -301,7 +301,8 @@ class Attempt:
         for row in self._history:
             rows.setdefault(row.index, []).append(row)
         for index, count in enumerate(self._counts):
-            if limit and count >= limit and not self._finishes[index]:  # with 0, the prompt alone is asked for
+            # With 0 the prompt alone is asked for: its row is the answer.
+            if limit is not None and count >= limit and (limit or index in rows) and not self._finishes[index]:
                 self._finishes[index] = "length"
             if not self._finishes[index]:
                 requests[index] = self._request(index, rows.get(index, ()))

@@ -100,6 +100,13 @@ def test_the_record_holds_what_was_logged_before_and_what_was_given_out(
     assert [row for row in taken if row is not None] == [encode_delta(row) for row in expected[len(history) :]]
 
 
+def test_an_answer_without_tokens_is_whole_with_its_row() -> None:
+    """A prompt alone, which another attempt showed and had no time to end: no engine is asked again."""
+    nothing = replace(PLAIN, max_tokens=0)
+    assert list(attempt_with([], Text(("hello",)), nothing).requests()) == [0]
+    assert attempt_with([Delta(1, 0, "hello", (), 0, 1)], Text(("hello",)), nothing).requests() == {}
+
+
 def test_a_text_that_begins_again_leaves_the_first_token_of_the_job_as_it_was() -> None:
     """Its readers have seen that one; nothing of the earlier text was kept, in this run and for the next one."""
     lost = PastAttempt("worker-1", 1_000, 5_000, None, "lost", 4_000)
