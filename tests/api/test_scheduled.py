@@ -10,6 +10,7 @@ from api_in_process import LocalApi, api_in_process, key_of
 
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.settings import QuotaSettings
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 
@@ -68,6 +69,8 @@ async def refused(api: LocalApi, path: str, body: dict[str, Any], param: str) ->
             for each in ("soon", "", "2026-12-01", "2026-12-01T08:00:00", 5, "9")
         ),
         ({"not_before": "9999-12-31T23:59:59Z"}, "queue.not_before"),
+        ({"not_before": (datetime.now(UTC) + timedelta(days=30, minutes=5)).isoformat()}, "queue.not_before"),
+        ({"delay_ms": 30 * 86_400_000 + 1}, "queue.delay_ms"),
         *(({"delay_ms": each}, "queue.delay_ms") for each in (0, -1, 31 * 86_400_000, "1")),
         ({"delay_ms": 5, "not_before": "2026-12-01T08:00:00Z"}, "queue.delay_ms"),
         ({"delay_ms": 5, "do_not_queue": True}, "queue.do_not_queue"),
@@ -92,6 +95,14 @@ async def test_a_repeated_request_leads_to_the_job_that_waits_for_its_time(wire:
         assert first["id"] == second["id"] and first["not_before"] == pytest.approx(second["not_before"], abs=0.01)
 
 
+async def test_it_counts_in_the_quota_of_jobs(wire: RedisClient) -> None:
+    async with api_in_process(wire) as api:
+        api.services.general_quotas = QuotaSettings(jobs=1)
+        assert (await api.post("/v1/jobs", later(delay_ms=60_000))).status_code == 202
+        refused = await api.post("/v1/jobs", later(delay_ms=60_000))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "quota_exceeded")
+
+
 async def test_nobody_sees_those_of_another_tenant(wire: RedisClient) -> None:
     keys = {"a": key_of("sk-a", "a"), "b": key_of("sk-b", "b")}
     async with api_in_process(wire, keys) as api:
@@ -104,6 +115,7 @@ async def test_nobody_sees_those_of_another_tenant(wire: RedisClient) -> None:
 async def test_the_wait_for_its_time_is_not_counted_as_time_that_the_request_took(wire: RedisClient) -> None:
     async with api_in_process(wire) as api:
         later_job = (await api.post("/v1/jobs", later(delay_ms=3_600_000))).json()["id"]
+        await wire.redis.hset(partition_key(0, "job", later_job), "created", await wire.now_ms() - 3_600_000)
         await wire.redis.zadd(partition_key(0, "scheduled"), {later_job: 1}, xx=True)
         await Reaper(wire).sweep()
         reader = JobReader(wire)

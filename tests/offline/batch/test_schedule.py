@@ -136,9 +136,12 @@ async def test_a_cancelled_one_ends_and_leaves_its_batches(desk: Desk) -> None:
 
 async def test_a_full_quota_skips_a_time_and_says_so(desk: Desk) -> None:
     await desk.open(file_limit=5000)
+    store = desk.tools.file_store
+    folders = len(list(store.work(desk.plan.id).parent.iterdir()))
     await desk.wire.redis.hset(partition_key(0, "sizes", "t"), "total", 5000)
     await desk.become_due()
     await desk.look()
+    assert len(list(store.work(desk.plan.id).parent.iterdir())) == folders, "the batch that was not begun left its own"
     record = await desk.record()
     assert not await desk.begun() and record.state is BatchState.SCHEDULED
     assert [each.code for each in record.progress.faults] == ["quota_exceeded"]

@@ -57,6 +57,8 @@ def test_a_tenant_sees_its_own_aliases() -> None:
         ('[aliases]\na = "gone"', "", "aliases.a", "no [models.gone]"),
         ('[aliases]\na = "b"\nb = "llama-8b"', "", "aliases.a", "an alias"),
         ('[aliases]\nllama-8b = "other"', "", "aliases.llama-8b", "a model has this name"),
+        ('[aliases]\n"other:sql" = "llama-8b"', "", "aliases.other:sql", "a model has this name"),
+        ('[aliases]\nlaw = "llama-8b"', "", "aliases.law", "a model has this name"),
         ('[aliases]\ngpt-4.1 = "other"', "", "aliases.gpt-4.1", "a name with dots needs quotes"),
         ('[aliases]\n"a*b" = "other"', "", "aliases.a*b", "at its end"),
         ('[aliases]\n"a b" = "other"', "", "aliases.a b", "letters"),

@@ -30,7 +30,8 @@ from streaming.ids import new_life
 from streaming.jobs.codec import Cordon
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
-from streaming.keys import channel, fleet_key
+from streaming.jobs.reaper import Reaper
+from streaming.keys import channel, fleet_key, partition_key
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store, live_processes
 
@@ -192,6 +193,18 @@ async def test_a_put_nobody_is_there_for_wakes_the_scheduler(wire: RedisClient) 
     await ears.until(3)
     assert len((await lease.claim(0, 8)).jobs) == 2  # and is noted as idle
     await queue.put(a_job(queue))
+    assert await ears.all() == 3
+
+
+async def test_a_job_for_later_wakes_the_scheduler_when_its_time_comes(wire: RedisClient) -> None:
+    queue, ears = Queue(wire), Ears(wire, "scheduler", "wake")
+    await ears.until(1)
+    job = a_job(queue, delay_ms=3_600_000)
+    await queue.put(job)
+    await wire.redis.publish(channel("scheduler", "wake"), "a mark")
+    await ears.until(2)
+    await wire.redis.zadd(partition_key(0, "scheduled"), {job.id: 1}, xx=True)
+    await Reaper(wire).sweep()
     assert await ears.all() == 3
 
 

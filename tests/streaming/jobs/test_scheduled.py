@@ -50,6 +50,25 @@ async def test_a_job_starts_at_its_time_and_not_before(wire: RedisClient) -> Non
     assert [(await claim_one(lease)).job.id for _ in range(2)] == [second.id, first.id]
 
 
+async def test_its_time_wakes_a_worker_that_is_idle(wire: RedisClient) -> None:
+    lease, idle = await a_lease(wire), partition_key(0, "idle", "m")
+    job = await put_job(Queue(wire), delay_ms=HOUR_MS)
+    await lease.claim(0, 1)
+    assert await wire.redis.zcard(idle) == 1
+    await become_due(wire, job)
+    await Reaper(wire).sweep()
+    assert await wire.redis.zcard(idle) == 0, "it was taken out, and told"
+
+
+async def test_what_it_counts_as_is_kept_until_behind_its_time(wire: RedisClient) -> None:
+    """Its bytes in its tenant's usage, and the tenant's list of such jobs; no timer runs before it is in its lane."""
+    job = await put_job(Queue(wire), delay_ms=20 * 24 * HOUR_MS, deadline_ms=50)
+    (span,) = await wire.redis.hkeys(partition_key(0, "kept", "t"))
+    assert int(span) * 1000 >= (await JobReader(wire).record(job.id)).not_before_ms
+    assert await wire.redis.pttl(partition_key(0, "scheduled_of", "t")) > 30 * 24 * HOUR_MS
+    assert not await wire.redis.exists(partition_key(0, "timers"))
+
+
 async def test_a_time_that_is_over_delays_nothing(wire: RedisClient) -> None:
     await put_job(Queue(wire), not_before_ms=1)
     assert await waiting(wire) == 1 and not await wire.redis.exists(SCHEDULED)
