@@ -3,7 +3,7 @@
 Requests of several tenants name adapters of one model, a few of them often and others rarely. The simulated engine
 keeps some loaded, and a load takes as long as several answers. One order prefers loaded adapters as workers do; the
 other is the plain order, which a worker has that takes every adapter for loaded. Both get the same requests at the same
-times.
+times, other ones in each round, and take turns in going first. A row shows medians of the rounds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from typing import Any
 
 from msgspec.structs import replace
@@ -72,9 +73,9 @@ class Waits:
             self.all_begun.set()
 
 
-def requests(number: int, share: float) -> list[tuple[float, Job]]:
+def requests(number: int, share: float, seed: int) -> list[tuple[float, Job]]:
     """Jobs with the seconds at which they come. The n-th adapter is asked for 1/n as often as the first."""
-    draw = random.Random(41)  # noqa: S311 - a load, no secret
+    draw = random.Random(seed)  # noqa: S311 - a load, no secret
     rate = share * SLOTS / ((TOKENS * 2.0 + LOAD_MS / 4) / 1000)
     at, found, sampling = 0.0, [], Sampling(max_tokens=TOKENS)
     for _ in range(number):
@@ -93,12 +94,12 @@ async def measured(url: str, order: str, jobs: list[tuple[float, Job]], recorder
     engine, waits, worker = ORDERS[order](MODEL, settings, ADAPTERS), Waits(len(jobs)), list[Worker]()
     card, stop = await engine.start(partial(waits.note, worker), lambda _: None), asyncio.Event()
     worker.append(Worker(client, engine, card, WorkerSettings(), recorder))
-    working, queue, adapters = asyncio.create_task(worker[0].run(stop)), Queue(client), dict[str, str]()
+    working, queue, asked = asyncio.create_task(worker[0].run(stop)), Queue(client), dict[str, Job]()
     began = time.monotonic()
     for at, job in jobs:
         await asyncio.sleep(began + at - time.monotonic())
         job_id = queue.new_id(job.tenant)
-        waits.put[job_id], adapters[job_id] = time.monotonic(), job.adapter
+        waits.put[job_id], asked[job_id] = time.monotonic(), job
         await queue.put(replace(job, id=job_id))
     await waits.all_begun.wait()
     took_s = time.monotonic() - began
@@ -106,50 +107,58 @@ async def measured(url: str, order: str, jobs: list[tuple[float, Job]], recorder
     await working
     await engine.stop()
     await client.close()
-    by_adapter = defaultdict[str, list[float]](list)
+    of = defaultdict[str, list[float]](list)
     for job_id, at in waits.put.items():
-        by_adapter[adapters[job_id]].append(1000 * (waits.first[job_id] - at))
-    every = spread([wait for each in by_adapter.values() for wait in each])
-    rarest = spread(by_adapter[ADAPTERS[-1]])
+        for name in ("", asked[job_id].adapter, asked[job_id].tenant):
+            of[name].append(1000 * (waits.first[job_id] - at))
+    every, rarest = spread(of[""]), spread(of[ADAPTERS[-1]])
     return {
-        "order": order, "swaps": 1000 * engine.stats().swaps / len(jobs), "rate": len(jobs) / took_s,
+        "swaps": 1000 * engine.stats().swaps / len(jobs), "rate": len(jobs) / took_s,
         "p50": every.p50, "p99": every.p99, "rarest_p50": rarest.p50, "rarest_p99": rarest.p99,
+        "tenant_p99": max(spread(waited).p99 for name, waited in of.items() if name.startswith("tenant")),
     }  # fmt: skip
 
 
 def _run(run: ProgramRun) -> int:
-    rows, recorder = [], Recorder(MODEL, Metrics.start("", "worker"), Tracing())
-    with Testbed(run.console, "adapters", len(LOADS) * len(ORDERS)) as bed:
+    rows, ratios, recorder = [], list[Ratio](), Recorder(MODEL, Metrics.start("", "worker"), Tracing())
+    with Testbed(run.console, "adapters", len(LOADS) * len(ORDERS) * run.args.rounds) as bed:
         for load, share in LOADS.items():
-            jobs = requests(run.args.requests, share)
+            found = defaultdict[str, list[dict[str, float]]](list)
+            for number in range(run.args.rounds):
+                jobs = requests(run.args.requests, share, number)
+                for order in sorted(ORDERS, reverse=bool(number % 2)):
+                    bed.say(f"{load}, {order}, round {number + 1}")
+                    with Processes(bed.room(load, order, str(number))) as processes:
+                        url = start_redis(processes)
+                        found[order].append(asyncio.run(measured(url, order, jobs, recorder)))
+                    bed.done()
             for order in ORDERS:
-                bed.say(f"{load}, {order}")
-                with Processes(bed.room(load, order)) as processes:
-                    found = asyncio.run(measured(start_redis(processes), order, jobs, recorder))
-                rows.append({"load": load, **found})
-                bed.done()
-    ratios = list(_ratios(rows))
+                figures = {key: median([each[key] for each in found[order]]) for key in found[order][0]}
+                rows.append({"load": load, "order": order, **figures})
+            ratios += _ratios(load, *found.values())
     title = "Adapters: loads and waits, with loaded ones first and without"
     about = {"requests": run.args.requests, "adapters": len(ADAPTERS), "loaded": LOADED, "load_ms": LOAD_MS}
+    about |= {"rounds": run.args.rounds, "loads": LOADS}
     return run.keep(run.result("adapters", title, COLUMNS, rows, ratios, slots=SLOTS, tenants=TENANTS, **about))
 
 
-def _ratios(rows: list[dict[str, Any]]) -> list[Ratio]:
+def _ratios(load: str, mine: list[dict[str, float]], plain: list[dict[str, float]]) -> list[Ratio]:
     found = []
-    for mine, plain in zip(rows[::2], rows[1::2], strict=True):
-        for key, what in (("swaps", "loads"), ("rarest_p99", "wait of the rarest adapter, p99")):
-            value = mine[key] / plain[key] if plain[key] else None
-            found.append(Ratio(what=f"{mine['load']}: {what}, loaded first / plain", value=value))
+    for key, what in (("swaps", "loads"), ("rate", "requests a second"), ("tenant_p99", "wait of a tenant, p99")):
+        each = [own[key] / other[key] for own, other in zip(mine, plain, strict=True)]
+        found.append(Ratio(what=f"{load}: {what}, loaded first / plain", value=median(each), rounds=tuple(each)))
     return found
 
 
 COLUMNS = columns("""
     load: load; order: order; swaps: loads per 1,000 .0; rate: requests a second .0; p50: wait for a token, ms: p50 .0;
-    p99: p99 .0; rarest_p50: of the rarest: p50 .0; rarest_p99: p99 .0
+    p99: p99 .0; rarest_p50: of the rarest: p50 .0; rarest_p99: p99 .0; tenant_p99: of the slowest tenant: p99 .0
 """)
 
 main = BenchProgram("penstock bench adapters", __doc__, _run, OSError, Died).taking(
-    Option("--requests", type=count, default=2000, help="for each load and order (default 2000)"), OUT
+    Option("--requests", type=count, default=600, help="for each load, order and round (default 600)"),
+    Option("--rounds", type=count, default=3, help="with other requests each (default 3)"),
+    OUT,
 )
 
 if __name__ == "__main__":
