@@ -154,6 +154,13 @@ async def test_a_key_for_a_model_is_one_for_its_aliases(
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied"), name
 
 
+async def test_a_name_of_no_model_is_answered_with_the_tenants_aliases(api: LocalApi) -> None:
+    """And with no other one's."""
+    for key, has_own in (("red", True), ("blue", False)):
+        refused = await api.client.post("/v1/chat/completions", json=CHAT | {"model": "gone"}, headers=auth(key))
+        assert refused.status_code == 404 and ("mine" in refused.json()["error"]["message"]) is has_own
+
+
 async def test_a_key_may_be_created_for_an_alias(api: LocalApi) -> None:
     """Of its tenant: another's is none."""
     for tenant, name, status in (("red", "mine", 201), ("blue", "mine", 404), ("blue", "claude-*", 201)):

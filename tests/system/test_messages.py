@@ -8,6 +8,8 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection
 from typing import Any
 
 import anthropic
@@ -244,6 +246,11 @@ def test_a_message_that_runs_is_not_there_yet(house: House) -> None:
     eventually(has(reader, 1))
     status, data = house.get(f"/v1/messages/{reader.message}")
     assert status == 202 and json.loads(data)["object"] == "job"
+    with closing(HTTPConnection("127.0.0.1", house.port, timeout=60)) as line:
+        for method, query, expected in (("HEAD", "?stream=true", 200), ("GET", "", 202)):
+            line.request(method, f"/v1/messages/{reader.message}{query}")
+            answer = line.getresponse()
+            assert (answer.status, bool(answer.read())) == (expected, method == "GET"), "its head waits for no end"
     assert house.request("POST", f"/v1/jobs/{reader.message.removeprefix('msg_')}/cancel")[0] == 200
     reader.join(60)
     last = events_in(reader.data)[-1]
@@ -254,6 +261,12 @@ def test_a_message_that_runs_is_not_there_yet(house: House) -> None:
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
+
+
+def resumes(house: House, port: int) -> int:
+    """How many streams went on behind a cursor, by the process at this port."""
+    match = re.search(rb"penstock_stream_resumes_total ([0-9]+)", house.get("/metrics", port)[1])
+    return int(match[1]) if match else 0
 
 
 def test_cut_after_every_event_and_resumed_through_another_process(house: House, other_port: int) -> None:
@@ -267,6 +280,7 @@ def test_cut_after_every_event_and_resumed_through_another_process(house: House,
         first = create(house, "cut", **fields)
         count = len(first.whole())
         assert first.ids == list(range(count))
+        before = resumes(house, other_port)
         blocks = first.data.split(b"\n\n")
         for cut in range(count):
             rest = follow(house, first.message, cut, other_port, accept=cut % 2 == 0)
@@ -274,6 +288,7 @@ def test_cut_after_every_event_and_resumed_through_another_process(house: House,
             assert rest.data == b"".join(block + b"\n\n" for block in blocks[cut + 1 : -1]), cut
         status, data = house.get(f"/v1/messages/{first.message}?stream=true&starting_after={count - 2}", other_port)
         assert (status, data) == (200, blocks[-2] + b"\n\n")
+        assert resumes(house, other_port) == before + count + 1
 
 
 def test_a_reader_who_left_in_the_middle_goes_on(house: House, other_port: int) -> None:

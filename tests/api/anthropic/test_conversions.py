@@ -133,6 +133,17 @@ def test_options_are_the_same_in_both_forms(
     assert found.passed == ({"user": "u"} if card is CARDS[-1] and "user" in chat else {})
 
 
+def test_the_input_has_what_was_asked_for() -> None:
+    """Empty stop sequences ask for nothing; thinking that is not to be displayed is not."""
+    base = {"model": "m", "messages": [{"role": "user", "content": "go"}], "max_tokens": 9}
+    options = {"stop_sequences": ["", "a"], "output_config": {"effort": "low"}}
+    for display, shows in (("summarized", True), ("omitted", False)):
+        made = job("message", base | options | {"thinking": {"type": "adaptive", "display": display}}, CARDS[2])
+        shown = input_object(made)
+        assert (shown["stop_sequences"], shown["output_config"]["effort"]) == (["a"], "low")
+        assert made.message is not None and made.message.thinking is shows
+
+
 def test_effort_is_a_hint() -> None:
     """A model that can be told how much to think is told it; any other one gets the request as if it had none."""
     base = {"model": "m", "messages": [{"role": "user", "content": "go"}], "max_tokens": 9}

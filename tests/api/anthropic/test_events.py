@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from api.anthropic.answer import SPAN, START, MessageEvents, message_in_slices
+from api.anthropic import answer
+from api.anthropic.answer import SPAN, START, MessageEvents, message_in_slices, model_page
 from api.anthropic.errors import error_object, own_headers
 from api.openai.errors import ApiError, invalid_request, queue_full, store_unavailable
 from api.openai.rendering import Facts, to_json
@@ -90,7 +92,11 @@ CASES = [
 
 @pytest.mark.parametrize(("thinking", "tools", "texts"), CASES)
 @pytest.mark.parametrize("finish", ["stop", "length"])
-def test_a_message_is_what_its_events_say(thinking: bool, tools: Tools | None, texts: list[str], finish: str) -> None:
+def test_a_message_is_what_its_events_say(
+    thinking: bool, tools: Tools | None, texts: list[str], finish: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many slices it takes to render it."""
+    monkeypatch.setattr(answer, "ROWS_PER_SLICE", 2)
     about, rows = job(thinking=thinking, tools=tools), rows_of(texts)
     made = MessageEvents(about)
     found = events(made.deltas(rows) + made.end(end(finish)))
@@ -171,6 +177,9 @@ def test_only_plain_text_takes_the_fast_path() -> None:
         made.delta(rows_of([REASONING + "a" + TEXT + "b"])[0])
         assert made.plain is None
     assert MessageEvents(job()).plain is None
+    rows, resumed = rows_of("abcd"), MessageEvents(job(), after=4)
+    found = [(resumed.delta(row), resumed.plain is not None) for row in rows]
+    assert [(data != b"", plain) for data, plain in found] == [(False, False)] * 2 + [(False, True), (True, True)]
 
 
 @pytest.mark.parametrize(
@@ -193,10 +202,11 @@ def test_why_a_message_stopped(
 ) -> None:
     about = job(tools=TOOLS if "f" in texts[0] else None)
     rows = [Delta(1, 1, texts[0], (7,), extras=extras)]
-    made = MessageEvents(about)
-    found = [whole(about, rows, end(finish)), joined_or_none(made, rows, finish)]
-    for message in filter(None, found):
-        assert (message["stop_reason"], message["stop_sequence"]) == stop
+    for tail in ([], [Delta(1, 2, "", (8,))]):
+        made = MessageEvents(about)
+        found = [whole(about, rows + tail, end(finish)), joined_or_none(made, rows + tail, finish)]
+        for message in filter(None, found):
+            assert (message["stop_reason"], message["stop_sequence"]) == stop
 
 
 def joined_or_none(made: MessageEvents, rows: list[Delta], finish: str) -> dict[str, Any] | None:
@@ -224,6 +234,16 @@ def test_an_empty_answer_has_one_empty_block() -> None:
 def test_tokens_of_a_cached_prompt_count_apart() -> None:
     usage = whole(job(), [], end())["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 2, 3)
+
+
+def test_the_tier_is_that_of_the_lane() -> None:
+    for priority, tier in (("interactive", "priority"), ("standard", "standard"), ("batch", "batch")):
+        assert whole(replace(job(), priority=Priority(priority)), [], end())["usage"]["service_tier"] == tier
+
+
+def test_a_page_of_models_names_its_ends() -> None:
+    page = model_page([{"id": name, "created": 1} for name in "abc"])
+    assert (page["first_id"], page["last_id"]) == ("a", "c")
 
 
 def test_a_job_that_did_not_complete_is_an_error() -> None:
@@ -254,6 +274,8 @@ def test_errors_have_their_types(error: ApiError, kind: str) -> None:
 
 
 def test_rates_are_told_by_their_names() -> None:
+    now = datetime.now(UTC)
     found = own_headers({"x-ratelimit-limit-requests": "9", "x-ratelimit-reset-requests": "1.5s"}, "req_1")
     assert found["anthropic-ratelimit-requests-limit"] == "9" and found["request-id"] == "req_1"
-    assert found["anthropic-ratelimit-requests-reset"].endswith("+00:00")
+    until = datetime.fromisoformat(found["anthropic-ratelimit-requests-reset"])
+    assert 0 <= (until - now).total_seconds() < 60 and until.utcoffset() == timedelta(0)

@@ -72,6 +72,7 @@ shared = module_house("workers", PENSTOCK_API_CORS_ORIGINS=f"{APP}, http://local
         (("Host: 127.0.0.1", "Host: evil.example"), 400),
         (("Host: 127.0.0.1", "Authorization: Bearer a", "authorization: Bearer a"), 400),
         (("Host: 127.0.0.1", "Authorization: Bearer a", "Authorization: Bearer b"), 400),
+        (("Host: 127.0.0.1", "X-Api-Key: a", "x-api-key: b"), 400),
         (("Host: 127.0.0.1", "Origin: http://127.0.0.1", "Origin: https://evil.example"), 400),
     ],
 )

@@ -63,6 +63,13 @@ async def test_a_key_opens_a_session_that_may_what_the_key_may(api: LocalApi) ->
     assert (await api.client.get(f"/v1/jobs/{job['id']}", headers=bearer(OTHER))).status_code == 404
 
 
+async def test_what_names_a_key_is_judged_by_it(api: LocalApi) -> None:
+    """Whatever session is open beside it."""
+    headers = await opened(api, key=ROOT)
+    for said in (bearer(PLAIN), {"X-Api-Key": PLAIN}):
+        assert (await seen(api, headers), await seen(api, headers | said)) == (200, 403)
+
+
 async def test_nothing_else_opens_one(api: LocalApi) -> None:
     proofs: tuple[tuple[dict[str, object], int], ...] = (
         ({"key": PLAIN}, 403), ({"key": "sk-none"}, 401), ({"key": ""}, 401), ({"link": "x" * 43}, 401),

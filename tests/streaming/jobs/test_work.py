@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from api.openai.batch_lines import traits
 from api.openai.schemas import parse, to_job
-from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling, Task, TaskKind
+from penstock.engine import MEDIA_KINDS, Capabilities, ChatTurn, ModelCard, Request, Sampling, Task, TaskKind
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
 from streaming.jobs.waiting import (
     JOB_BYTES,
@@ -145,3 +145,30 @@ def test_an_id_for_each_byte_fits_into_what_is_reserved(prompt: Prompt) -> None:
     """Such are the tokens of characters that no vocabulary has."""
     made = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, task=Task(kind="tokenize"))
     assert task_bytes(made, Task(kind="tokenize")) >= len(reported_tokens([100_000] * 4000, 8192))
+
+
+def test_media_weigh_as_tokens_and_their_answers_are_reserved() -> None:
+    """An image counts as 1,024 tokens; what a task draws may have 8 MiB, in log and record, and a transcript one."""
+    image = {"type": "image_url", "image_url": {"url": "media:0"}}
+    said = ChatTurn("user", "hello", parts=({"type": "text", "text": "hello"}, image, image))
+    assert prompt_sizes(Chat((said,)))[0] - prompt_sizes(CHAT)[0] == 2 * 1024
+    reserved = {
+        kind: reserved_bytes(
+            Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=CHAT, task=Task(kind=kind))
+        )
+        for kind in MEDIA_KINDS
+    }
+    assert {kind: size >> 20 for kind, size in reserved.items()} == {
+        "draw": 16, "edit": 16, "transcribe": 2, "translate": 2,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("prompt", [Text(("x" * 100, "y" * 50)), Tokens(((1,) * 100, (2,) * 50))])
+def test_the_log_probabilities_of_prompts_are_reserved(prompt: Prompt) -> None:
+    """For each token a row as one of the answer has, in every choice."""
+    made = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, echo=True,
+               sampling=Sampling(max_tokens=1, n=2, logprobs=3))  # fmt: skip
+    asked = replace(made, sampling=replace(made.sampling, prompt_logprobs=True))
+    longer = replace(made, sampling=replace(made.sampling, max_tokens=2))
+    row = (reserved_bytes(longer) - reserved_bytes(made)) / (2 * prompt_count(prompt))
+    assert reserved_bytes(asked) - reserved_bytes(made) == 2 * 150 * row
