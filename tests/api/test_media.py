@@ -206,6 +206,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "image_url.url", "data: URL"),
     ({"type": "input_audio", "input_audio": {"data": "media:0", "format": "wav"}}, "input_audio.data", "base64"),
     ({"type": "image_url", "image_url": {"url": "https://a.example/x.png"}}, "image_url.url", "[media] links"),
+    ({"type": "image_url", "image_url": {"url": "https://a.example/".ljust(8193, "x")}}, "image_url.url", "8192"),
     ({"type": "file", "file": {"file_id": "file-000"}}, "file.file_id", "names no file of yours"),
     ({"type": "file", "file": {}}, "file", "file_data or file_id"),
     ({"type": "input_audio"}, "input_audio", "is required"),
