@@ -44,7 +44,10 @@ class Exchange:
 
 
 def observed_services() -> Services:
-    return cast(Services, SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock(), settings=ApiSettings()))
+    return cast(
+        Services,
+        SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock(), settings=ApiSettings(), large_bytes=0),
+    )
 
 
 async def answered(exchange: Exchange) -> dict[str, Any]:
@@ -93,7 +96,7 @@ async def test_a_request_is_told_by_its_route_and_status(path: str, route: str, 
         await send({"type": "http.response.start", "status": status, "headers": []})
 
     tracing = SimpleNamespace(enter=Mock(return_value=span))
-    services = cast(Services, SimpleNamespace(tracing=tracing, metrics=metrics, settings=ApiSettings()))
+    services = cast(Services, SimpleNamespace(tracing=tracing, metrics=metrics, settings=ApiSettings(), large_bytes=0))
     await Observed(app, services)(exchange.scope, exchange.receive, exchange.send)
     tracing.enter.assert_called_once_with("GET", {})
     attributes = {"http.request.method": "GET", "http.response.status_code": status, "http.route": route}
@@ -181,7 +184,7 @@ async def test_a_bug_and_what_breaks_off_an_answer_are_in_the_log_with_the_reque
         return answer
 
     app, exchange = Starlette(), Exchange([])
-    app.state.services = SimpleNamespace(metrics=Mock())
+    app.state.services = SimpleNamespace(metrics=Mock(), large_bytes=0)
     exchange.scope["state"].update(request_id="r-8", headers={}, endpoint=endpoint)
     with pytest.raises(type(error)):
         await Endpoints(app)(exchange.scope, exchange.receive, exchange.send)

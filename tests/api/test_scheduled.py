@@ -69,7 +69,7 @@ async def refused(api: LocalApi, path: str, body: dict[str, Any], param: str) ->
             for each in ("soon", "", "2026-12-01", "2026-12-01T08:00:00", 5, "9")
         ),
         ({"not_before": "9999-12-31T23:59:59Z"}, "queue.not_before"),
-        ({"not_before": (datetime.now(UTC) + timedelta(days=30, minutes=5)).isoformat()}, "queue.not_before"),
+        ({"not_before": (datetime.now(UTC) + timedelta(days=30, hours=12)).isoformat()}, "queue.not_before"),
         ({"delay_ms": 30 * 86_400_000 + 1}, "queue.delay_ms"),
         *(({"delay_ms": each}, "queue.delay_ms") for each in (0, -1, 31 * 86_400_000, "1")),
         ({"delay_ms": 5, "not_before": "2026-12-01T08:00:00Z"}, "queue.delay_ms"),

@@ -132,7 +132,7 @@ async def test_an_adapter_there_is_an_adapter_here(
     row = '[models.sim]\nengine = "sim"\nadapters = { sql = "/sql" }\noptions.step_ms = 20.0\n'
     (tmp_path / "penstock.toml").write_text(row)
     with serving(tmp_path, "workers") as house:
-        start = partial(start_upstream, in_front_of(house), adapters={"mine": "sim:sql", "none": "sim:law"})
+        start = partial(start_upstream, in_front_of(house), adapters={"mine": "sim:sql"})
         first = await start()
         jobs = [await put_job(Queue(wire), max_tokens=80, adapter=name, v=7) for name in ("mine", "none")]
         await shown(wire, jobs[0], 10)

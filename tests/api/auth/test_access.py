@@ -72,6 +72,7 @@ async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
 @cache
 def guarded(ring: Keyring, settings: ApiSettings) -> Observed:
     services = cast(Services, SimpleNamespace(
+        large_bytes=0,
         settings=settings, keyring=ring, metrics=Mock(), tracing=TRACING, records=Mock(), name="api-1",
         audit=audit.Audit(cast(AuditLog, Mock())),
     ))  # fmt: skip

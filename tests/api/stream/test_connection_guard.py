@@ -238,7 +238,10 @@ async def test_what_is_no_request_is_refused(head: bytes) -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nA : b\r\n\r\n", GET + b"Anthropic-Version: 1\r\nB: c\r\nA : b\r\n\r\n"],
+    [
+        b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nA : b\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAnthropic-Version: 1\r\nB: c\r\nA : b\r\n\r\n",
+    ],
 )
 async def test_a_client_of_another_api_is_refused_in_its_form(head: bytes) -> None:
     async with opened() as door, client(door, head) as it:
