@@ -418,7 +418,10 @@ async def f16(stage: FaultTestbed) -> None:
             begun = cluster.begin(running)
             await cluster.all_begun(begun)
             limits = {"max_queue_ms": 300}
-            waiting = [Ask(f"unbegun {turn} {n}", 50, n % 2 == 0, queue=limits, may=("expired",)) for n in range(12)]
+            waiting = [
+                Ask(f"unbegun {turn} {n}", 50, n % 2 == 0, queue=limits, may=("expired",), retries=False)
+                for n in range(12)
+            ]  # refused if the wait is known to be longer; asked again, it would come when slots are free
             for _ in range(24):
                 stage.fault("a deadline")
             begun += cluster.begin(waiting)
