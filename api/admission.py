@@ -111,10 +111,11 @@ async def receive_body(scope: Scope, receive: Receive, limit: int) -> bytearray:
             raise ClientDisconnect
         body += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(body) > limit:
+        size = len(body)
+        if size > limit:
             raise errors.payload_too_large(limit)
-        if len(body) > LARGE_BYTES:
-            hold(scope, len(body))
+        if size > LARGE_BYTES:
+            hold(scope, size)
     return without_mark(body)
 
 
@@ -361,8 +362,8 @@ async def accept(
     if full := services.store.refusal if key else services.refusal:
         raise errors.store_full(full)
     form = prepared.job.response
-    conversation, limited = form.conversation if form is not None else "", services.is_limited(caller.tenant)
-    job_id = services.queue.new_id(caller.tenant, key, conversation, limited=limited)
+    conversation, has_limits = form.conversation if form is not None else "", caller.tenant in services.keyring.limited
+    job_id = services.queue.new_id(caller.tenant, key, conversation, limited=has_limits)
     partition, scheduled = partition_of(job_id) or 0, prepared.job.scheduled
     job = replace(
         prepared.job,

@@ -9,6 +9,7 @@ All keys of a partition share its hash tag, so one script may touch them all, on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from streaming.order import Priority
 
@@ -296,6 +297,7 @@ BROKER = f"{ROOT}celery:"
 _PATTERNS = {key.name: key.pattern for key in (*CATALOGUE, *FLEET)}
 
 
+@cache
 def prefix(partition: int) -> str:
     """Prefix of all keys of a partition, or of the fleet's slot."""
     return f"{ROOT}{{{'fleet' if partition == FLEET_SLOT else partition}}}:"

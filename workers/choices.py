@@ -146,10 +146,8 @@ class ChoiceStarter:
         crowding = self._shares.crowding(slots, time.monotonic()) if kept else ()
         return max(0, slots - kept - self.texts), crowding
 
-    def loaded_adapters(self) -> Sequence[str] | None:
-        """The adapters that are loaded, or that running texts need; None: the engine serves none."""
-        if not self.card.adapters:
-            return None
+    def loaded_adapters(self) -> Sequence[str]:
+        """The adapters that are loaded, or that running texts need."""
         return (*self.stats().adapters, *{attempt.job.adapter for attempt, _ in self.running.values()})
 
     def _kept_slots(self) -> int:
@@ -183,7 +181,7 @@ class ChoiceStarter:
 
     def _held_back(self) -> list[Attempt]:
         """Jobs that wait at the gate with their first choice."""
-        return [each for each in self.waiting.values() if not each.last_start]
+        return [each for each in self.waiting.values() if not each.last_start] if self.waiting else []
 
     def _fitting(self, lane: str, free: int) -> int:
         """How many texts of the usual size the engine takes now, at most MAX_CLAIM. `free`: slots."""

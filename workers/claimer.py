@@ -180,7 +180,8 @@ class Claimer:
 
     async def _claim(self, partition: int, want: int, free: int) -> bool:
         alone, lowest, begins = partition in self._suspects, self._starter.batch_room(), self._starter.begins
-        (shared, crowding), adapters = self._starter.shared_slots(), self._starter.loaded_adapters()
+        shared, crowding = self._starter.shared_slots()
+        adapters = self._starter.loaded_adapters() if self._starter.card.adapters else None
         self._under_way.add(partition)
         try:
             claimed = await self._lease.claim(
@@ -193,7 +194,7 @@ class Claimer:
                 message = "a job runs alone, for it may have ended workers" if alone else "jobs claimed"
                 ids = [each.job.id if isinstance(each, Claim) else each.id for each in claimed.jobs]
                 events.write(message, jobs=ids, worker=self._lease.name, alone=alone)
-            await self._begin_jobs(partition, claimed.jobs)
+                await self._begin_jobs(partition, claimed.jobs)
         except Fenced:
             self._on_fenced(partition)
             return False
@@ -222,7 +223,7 @@ class Claimer:
             else:
                 (chats if job.job.priority is Priority.INTERACTIVE else others).append(job)
         self._preemption.make_room([claim.job for claim in chats])
-        for claims in (chats, others):
+        for claims in filter(None, (chats, others)):
             newer += await self._begin_all([claim for claim in claims if not claim.job.media])
             for claim in claims:  # what has media holds up no other, and is in memory once it is its turn
                 if claim.job.media and (whole := await self._with_media(claim)) is not None:

@@ -40,14 +40,16 @@ class HeldJobs:
 
     def oldest_frame(self, partition: int) -> int:
         """The first frame that a held job may still need from the log, or one that is being put back."""
-        parking = [each.first_frame for each in self._parking.values() if each.partition == partition]
-        oldest = min([self._lease.next_frame(partition), *parking])
+        frames = [self._lease.next_frame(partition)]
+        for attempt in self._parking.values():
+            if attempt.partition == partition:
+                frames.append(attempt.first_frame)
         for attempt in self.attempts.values():
             if attempt.partition == partition:
-                oldest = min(oldest, attempt.first_frame)
+                frames.append(attempt.first_frame)
                 if attempt.first_frame == attempt.claim.first_frame:  # no checkpoint was written since
                     break  # they were claimed one after the other: no later one needs more
-        return oldest
+        return min(frames)
 
     def parked_frames(self, attempt: Attempt) -> list[Frame]:
         """The deltas of all runs of a held job, as frames for its parked log; none if nothing was generated."""

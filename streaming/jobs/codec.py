@@ -419,12 +419,12 @@ def decode_metadata(data: bytes) -> dict[str, str]:
 
 def _decode_tagged(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
     try:
-        return decode(decoder, data)
-    except DecodeError as error:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         match _any_message(data):
             case [str(tag), *_] if tag not in TAGS and TAG.fullmatch(tag):  # of an unknown version or kind
                 raise NewerMessage(data) from error
-        raise
+        raise DecodeError(data, error) from error
 
 
 def _any_message(data: bytes) -> Any:

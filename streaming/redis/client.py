@@ -445,9 +445,10 @@ def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) ->
     """The answer or error of each call; the connection's error if that was lost. None: send the calls once more."""
     if error := sent.exception():
         return [_translated(error)] * sum(map(len, groups))
-    if any(isinstance(answer, Exception) for answer in sent.result()):
+    answers = sent.result()
+    if [answer for answer in answers if isinstance(answer, Exception)]:
         return None
-    return [_translated(each) if isinstance(each, Exception) else each for each in _by_call(groups, sent.result())]
+    return [_translated(each) if isinstance(each, Exception) else each for each in _by_call(groups, answers)]
 
 
 def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, NoReturn, TypeAlias, cast
 
 import hiredis
@@ -455,7 +454,7 @@ class OneServer:
         return self._shared.send(commands)
 
     async def _checked(self, answers: list[Any]) -> list[Any]:
-        if any(_is_deposed(error) for error in _errors(answers)):
+        if any(map(_is_deposed, _errors(answers))):
             # A new connection may lead to a primary that the Sentinels have named meanwhile.
             await self._shared.close()
             await self.client.connection_pool.disconnect(inuse_connections=False)
@@ -486,8 +485,8 @@ class OneServer:
 
 def _errors(answers: Sequence[Any]) -> list[ResponseError]:
     """Error replies among the answers; a script that ran several calls answers each in a list."""
-    each = chain.from_iterable(answer if isinstance(answer, list) else (answer,) for answer in answers)
-    return [answer for answer in each if isinstance(answer, ResponseError)]
+    nested = [answer if isinstance(answer, list) else (answer,) for answer in answers]
+    return [each for answer in nested for each in answer if isinstance(each, ResponseError)]
 
 
 def _is_deposed(error: ResponseError) -> bool:

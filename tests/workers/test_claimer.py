@@ -143,9 +143,9 @@ async def test_a_job_that_a_newer_worker_began_waits_for_one(shop: Workshop) -> 
 def hands_that_begin_nothing() -> Any:
     """Stands for the parts of a worker that its claimer has; notes what should begin."""
     hands = SimpleNamespace(
-        begun=list[str](), begins=9, card=SimpleNamespace(capabilities=Capabilities()), room=lambda: 9,
+        begun=list[str](), begins=9, card=SimpleNamespace(capabilities=Capabilities(), adapters=()), room=lambda: 9,
         batch_room=lambda: None, shared_slots=lambda: (9, ()), chat_room=lambda: 0, freeable_slots=lambda: 0,
-        loaded_adapters=lambda: None, make_room=lambda _: None, stats=lambda: Stats(slots=9), look=asyncio.Event(),
+        make_room=lambda _: None, stats=lambda: Stats(slots=9), look=asyncio.Event(),
         engine_restart_reason=lambda _: "",
     )  # fmt: skip
     hands.refusal = AsyncMock(return_value=None)
