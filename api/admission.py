@@ -391,7 +391,7 @@ async def accept(
         services.relay.close(buffer)
         # If that job was abandoned by its client, or has expired meanwhile, the key is free: put again.
         with contextlib.suppress(store.Abandoned, store.UnknownJob):
-            buffer = await _join(services, accepted.id, whole=not job.stream)
+            buffer = await _join(services, replace(job, id=accepted.id))
             break
     state["job"] = accepted.id
     services.large_bytes -= state.pop("large", 0)
@@ -477,20 +477,20 @@ async def _put(
         raise unanswered(services, error, key, cancel) from None
 
 
-async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffer:
+async def _join(services: Services, job: Job) -> ReorderBuffer:
     """Open a buffer for an existing job (found by idempotency key), from its first token.
 
     Raises:
         ApiError: the job cannot be read now.
         UnknownJob, Abandoned: the job is gone, and its key is free again.
     """
-    buffer = services.relay.open(job_id, whole=whole)
+    buffer = services.relay.open(job.id, whole=not job.stream)
     buffer.accepted = True
     try:
         await services.relay.subscribe(buffer, joining=True)
     except store.Unavailable:
         services.relay.close(buffer)
-        raise errors.job_unreadable(job_id) from None
+        raise errors.job_unreadable(job) from None
     except BaseException:
         services.relay.close(buffer)
         raise

@@ -25,7 +25,7 @@ from api.services import Services
 from api.stream.reply import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.ids import partition_of
-from streaming.jobs.job import CancelledBy, JobState
+from streaming.jobs.job import CancelledBy, Job, JobState
 from streaming.jobs.reader import JobFilter, PageKey
 from streaming.jobs.records import JobRecord
 from streaming.jobs.waiting import QueuePosition
@@ -64,7 +64,7 @@ async def create(request: Request) -> Response:
     if wait_s:
         # The job is accepted, whatever becomes of the wait; CancelledError: drain_s is over.
         with contextlib.suppress(ApiError, StreamingError, asyncio.CancelledError):
-            record = await wait_for_end(request, admitted.accepted.id, wait_s)
+            record = await wait_for_end(request, admitted.job, wait_s)
             if record.state.final:
                 return as_json(await _with_result(request, record), headers=admitted.headers)
     return await accepted_response(services, admitted, record)
@@ -103,7 +103,7 @@ async def show(request: Request) -> Response:
     with_input, wait_s = value_of(query, "include") == "input", value_of(query, "wait")
     record = await own_record(request)
     if wait_s and not record.state.final:
-        record = await wait_for_end(request, record.job.id, wait_s)
+        record = await wait_for_end(request, record.job, wait_s)
     shown = await _with_result(request, record)
     if with_input:
         shown["input"] = input_object(record.job) if not record.fault else None
@@ -163,7 +163,7 @@ async def cancelled(request: Request, record: JobRecord, by: CancelledBy = Cance
     services = services_of(request)
     before = await services.queue.cancel(record.job.id, by)
     if before is JobState.RUNNING:
-        return await wait_for_end(request, record.job.id, 1.0), False
+        return await wait_for_end(request, record.job, 1.0), False
     return await services.job_reader.outline(record.job.id), before.final
 
 
@@ -226,28 +226,28 @@ def job_headers(record: JobRecord) -> dict[str, str]:
     return {"X-Job-Id": record.job.id}
 
 
-async def wait_for_end(request: Request, job_id: str, seconds: float) -> JobRecord:
+async def wait_for_end(request: Request, job: Job, seconds: float) -> JobRecord:
     """Wait up to `seconds` for a job's end, and return its record, without a long result's deltas.
 
     Raises ClientDisconnect as soon as the client disconnects, ApiError (503) if this process ends first.
     """
     services = services_of(request)
-    buffer = services.relay.open(job_id, rowless=True)
+    buffer = services.relay.open(job.id, rowless=True)
     deadline = time.monotonic() + seconds
     try:
         with Watched(request.scope["state"]["connection"], buffer.hang_up) as client:
             # From here on the worker sends the job's end to this process; an earlier end shows in the state.
-            state = await services.queue.add_address(job_id, services.relay.address)
+            state = await services.queue.add_address(job.id, services.relay.address)
             while (
                 not (state.final or buffer.terminal or buffer.hung_up) and (left_s := deadline - time.monotonic()) > 0
             ):
                 await buffer.take(left_s)
     except asyncio.CancelledError as error:  # drain_s is over, or the caller's key has ended
-        raise (errors.key_ended() if is_key_ended(error) else errors.wait_cut_off(job_id, repeatable=True)) from None
+        raise (errors.key_ended() if is_key_ended(error) else errors.wait_cut_off(job, repeatable=True)) from None
     finally:
         services.relay.close(buffer)
     client.check()
-    return await services.job_reader.outline(job_id)
+    return await services.job_reader.outline(job.id)
 
 
 def filter_of(request: Request) -> JobFilter:

@@ -86,7 +86,7 @@ async def _events(services: Services, record: JobRecord, after: int, request_id:
             return
         error = errors.cursor_lost()
     except HistoryChanged:
-        error = stream_reset(job_id)
+        error = stream_reset(record.job)
     except UnknownJob:
         error = from_failure(GONE)
     except (NewerMessage, DecodeError):

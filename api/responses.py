@@ -138,7 +138,7 @@ async def _stopped(request: Request, record: JobRecord, wait_s: float) -> JobRec
     if record.state.final:
         return record
     await services.queue.cancel(record.job.id)
-    return await wait_for_end(request, record.job.id, wait_s)
+    return await wait_for_end(request, record.job, wait_s)
 
 
 async def delete(request: Request) -> Response:
@@ -216,7 +216,7 @@ class ResponseReader:
                     await self._read_again()
                 if len(self._record.drafts) == drafts:
                     self._services.metrics.stream_resets.inc()
-                    yield self._sequence.fail(stream_reset(self._record.job.id))
+                    yield self._sequence.fail(stream_reset(self._record.job))
                     return
                 self._live = True
                 self._sequence = EventSequence(Facts(self._record.job, self._record.created_ms), self._sequence.has)

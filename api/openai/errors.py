@@ -472,44 +472,58 @@ def internal_error(request_id: str) -> ApiError:
 # --- of a job ------------------------------------------------------------------------------------------------------
 
 
-def _job_at(job_id: str) -> dict[str, str]:
-    return {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
+def read_at(job: Job) -> str:
+    """The path of a job's answer, in the form of the API that its client speaks."""
+    if job.message is not None:
+        return f"/v1/messages/msg_{job.id}"
+    if job.response is not None and job.response.store:
+        return f"/v1/responses/resp_{job.id}"
+    return f"/v1/jobs/{job.id}"
 
 
-def job_unreadable(job_id: str) -> ApiError:
+def _events_at(job: Job) -> str:
+    at = read_at(job)
+    return f"{at}/events" if at.startswith("/v1/jobs/") else f"{at}?stream=true"
+
+
+def _job_at(job: Job) -> dict[str, str]:
+    return {"X-Job-Id": job.id, "Location": read_at(job)}
+
+
+def job_unreadable(job: Job) -> ApiError:
     """The request was accepted before, under its idempotency key, and its job cannot be read now."""
-    fix = f"Send it again with the same Idempotency-Key, or read it at /v1/jobs/{job_id}."
-    message = f"The request was accepted before as {job_id}, and the queue does not answer now. {fix}"
-    return ApiError(503, "store_unavailable", message, headers=SOON | _job_at(job_id))
+    fix = f"Send it again with the same Idempotency-Key, or read it at {read_at(job)}."
+    message = f"The request was accepted before as {job.id}, and the queue does not answer now. {fix}"
+    return ApiError(503, "store_unavailable", message, headers=SOON | _job_at(job))
 
 
-def wait_timeout(job_id: str, waited_s: float) -> ApiError:
+def wait_timeout(job: Job, waited_s: float) -> ApiError:
     """The job continues, so a retry would compute it twice."""
-    fix = f"read it at /v1/jobs/{job_id}, or ask with stream: true, which has no such limit."
+    fix = f"read it at {read_at(job)}, or ask with stream: true, which has no such limit."
     message = f"No result after {waited_s:g} s. The job goes on: {fix}"
-    return ApiError(504, "wait_timeout", message, headers=FINAL | _job_at(job_id))
+    return ApiError(504, "wait_timeout", message, headers=FINAL | _job_at(job))
 
 
-def wait_cut_off(job_id: str, *, repeatable: bool) -> ApiError:
+def wait_cut_off(job: Job, *, repeatable: bool) -> ApiError:
     """The process stops before the job's end. `repeatable`: another try leads to the same job, and computes nothing
     twice."""
-    message = f"This server is shutting down. The job goes on: read it at /v1/jobs/{job_id}."
-    return ApiError(503, "draining", message, headers=(SOON if repeatable else FINAL) | _job_at(job_id))
+    message = f"This server is shutting down. The job goes on: read it at {read_at(job)}."
+    return ApiError(503, "draining", message, headers=(SOON if repeatable else FINAL) | _job_at(job))
 
 
-def stream_reset(job_id: str) -> ApiError:
+def stream_reset(job: Job) -> ApiError:
     """The store lost tokens that were already sent, and others replaced them: the two texts must not be joined."""
-    message = f"The store lost part of this stream. Read it again from its start at /v1/jobs/{job_id}/events."
-    return ApiError(500, "stream_reset", message, headers=FINAL | {"X-Job-Id": job_id})
+    message = f"The store lost part of this stream. Read it again from its start at {_events_at(job)}."
+    return ApiError(500, "stream_reset", message, headers=FINAL | {"X-Job-Id": job.id})
 
 
-def resume_impossible(job_id: str) -> ApiError:
+def resume_impossible(job: Job) -> ApiError:
     """The worker was lost in the middle of JSON or of tool calls, and the answer is computed anew."""
     message = (
         "The worker was lost while it generated JSON or tool calls, which its engine cannot continue, so the answer is "
-        f"computed again from its beginning. Read it at /v1/jobs/{job_id}, or as it comes at /v1/jobs/{job_id}/events."
+        f"computed again from its beginning. Read it at {read_at(job)}, or as it comes at {_events_at(job)}."
     )
-    return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job_id})
+    return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job.id})
 
 
 deadline_exceeded = ErrorKind(408, "deadline_exceeded", headers=FINAL).says(

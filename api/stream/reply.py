@@ -375,7 +375,7 @@ class Reply:
             if "status" in scope["state"]:
                 raise
             # Else drain_s is over; no client has left, so the job goes on.
-            cut_off = errors.wait_cut_off(self._buffer.job_id, repeatable=self._admitted.keyed)
+            cut_off = errors.wait_cut_off(self._job, repeatable=self._admitted.keyed)
             await self._send_error(send, errors.key_ended() if is_key_ended(error) else cut_off)
         finally:
             self._services.relay.close(self._buffer)
@@ -400,7 +400,7 @@ class Reply:
         if self._buffer.rewound:
             self._services.metrics.stream_resets.inc()
             error = errors.resume_impossible if self._job.constrained else errors.stream_reset
-            raise error(self._buffer.job_id)
+            raise error(self._job)
         if self._buffer.hung_up:
             raise ClientGone
 
@@ -660,7 +660,7 @@ class WholeReply(Reply):
         while terminal is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                timeout = errors.wait_timeout(self._buffer.job_id, self._services.settings.wait_s)
+                timeout = errors.wait_timeout(self._job, self._services.settings.wait_s)
                 await self._send_error(send, timeout)
                 return
             taken, terminal = await self._buffer.take(left)

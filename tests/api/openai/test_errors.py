@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from house import House, eventually
+from msgspec.structs import replace
 from redis import Redis
 
 from api.openai import errors
@@ -22,7 +23,7 @@ from api.stream import connection_guard
 from penstock.engine import ChatTurn, Failure
 from streaming.errors import LimitReached, QuotaExceeded
 from streaming.jobs.codec import Terminal
-from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.job import Chat, Job, JobState, MessageForm, ResponseForm
 from streaming.jobs.records import expired_in_queue
 from streaming.keys import fleet_key
 from streaming.order import Priority
@@ -105,6 +106,22 @@ def test_an_error_whose_job_goes_on_says_where_it_is(name: str) -> None:
     assert error.headers["X-Job-Id"] == "j1"
     if name in ("job_unreadable", "wait_timeout", "wait_cut_off"):
         assert error.headers["Location"] == "/v1/jobs/j1"
+
+
+@pytest.mark.parametrize(
+    ("form", "path", "events"),
+    [
+        ({"message": MessageForm()}, "/v1/messages/msg_j1", "?stream=true"),
+        ({"response": ResponseForm()}, "/v1/responses/resp_j1", "?stream=true"),
+        ({"response": ResponseForm(store=False)}, "/v1/jobs/j1", "/events"),
+    ],
+)
+def test_an_answer_is_read_where_its_clients_api_has_it(form: dict[str, Any], path: str, events: str) -> None:
+    job = replace(JOB, **form)
+    assert errors.wait_timeout(job, 1.0).headers["Location"] == path
+    assert f"at {path}." in errors.wait_cut_off(job, repeatable=False).message
+    assert f"at {path}{events}." in errors.stream_reset(job).message
+    assert f"at {path}, " in errors.resume_impossible(job).message
 
 
 def test_refusals_for_load_come_back_when_the_wait_says() -> None:
