@@ -308,11 +308,16 @@ def _shown(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "image" if kind == "image_url" else "document", "source": source}
 
 
+INVALID = "INVALID_JSON"
+"""The one field of an input whose text is no object that can be read; Anthropic's documentation names it."""
+
+
 def tool_use(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Render a call, whose arguments keep the numbers that the model wrote. Those that are no whole object, because a
-    limit cut them, are left out."""
+    """Render a call, whose arguments keep the numbers that the model wrote. A text that is no object, because a limit
+    cut it, or that parsers refuse (halves of characters, endless nesting), is told as it is."""
     try:
-        given = msgspec.json.format(arguments, indent=-1)
+        given = msgspec.json.format(arguments or "{}", indent=-1)
     except (msgspec.MsgspecError, RecursionError):
         given = ""
-    return {"type": "tool_use", "id": call_id, "name": name, "input": msgspec.Raw(given if given[:1] == "{" else "{}")}
+    told = msgspec.Raw(given) if given[:1] == "{" else {INVALID: arguments}
+    return {"type": "tool_use", "id": call_id, "name": name, "input": told}

@@ -215,6 +215,14 @@ def joined_or_none(made: MessageEvents, rows: list[Delta], finish: str) -> dict[
     return joined(found) if '{"a' not in rows[0].text else None
 
 
+@pytest.mark.parametrize("text", ['{"a', '{"a": "\\ud800"}', "[1]", '{"a":' * 2000 + "1" + "}" * 2000])
+def test_arguments_that_are_no_object_are_told_as_they_are(text: str) -> None:
+    """And never as a call without arguments, which a client would run."""
+    for arguments, told in ((text, {"INVALID_JSON": text}), ("", {})):
+        (block,) = whole(job(tools=TOOLS), rows_of([opened("f") + arguments]), end("tool_calls"))["content"]
+        assert block["input"] == told
+
+
 def test_thinking_is_shown_only_where_it_was_asked_for() -> None:
     """Numbers of blocks do not tell of it either."""
     rows = rows_of([REASONING, "think", TEXT, "said"])
