@@ -158,6 +158,15 @@ class Failure(msgspec.Struct, frozen=True, array_like=True):
     message: str
     status: int = 500
     param: str | None = None
+    """The field that it is about. A message that names it begins with it."""
+
+    def about(self, param: str, named: str = "") -> Failure:
+        """The same failure of another field, which its message calls `named`, or `param`."""
+        start = f"{self.param}: "
+        if not self.message.startswith(start):
+            return msgspec.structs.replace(self, param=param)
+        message = f"{named or param}: {self.message.removeprefix(start)}"
+        return msgspec.structs.replace(self, message=message, param=param)
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

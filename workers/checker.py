@@ -19,7 +19,7 @@ from typing import Any
 from penstock.engine import Failure
 from penstock.tools import Tools
 from workers.attempt import Attempt
-from workers.engines.calls import check_calls, of_tool
+from workers.engines.calls import check_calls
 from workers.engines.constraint import complete_texts, unchecked, unusable, violated
 from workers.engines.schema import UnusableSchemaError, plain
 
@@ -120,7 +120,7 @@ class Checker:
         for name, texts in arguments.items():
             schema = next(tool.schema for tool in tools.offered if tool.name == name)
             if (failure := await self.failure(schema, texts)) is not None:
-                return of_tool(failure, name)
+                return failure.about("tools", f"the function {name} in tools")
         return None
 
     async def stop(self) -> None:

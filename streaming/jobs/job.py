@@ -450,9 +450,7 @@ def own_name(job: Job, field: str) -> str:
 def own_failure(job: Job, failure: Failure) -> Failure:
     """A failure that names its field as the job's endpoint does."""
     field = failure.param or ""
-    if (name := own_name(job, field)) == field:
-        return failure
-    return msgspec.structs.replace(failure, message=failure.message.replace(field, name), param=name)
+    return failure if (name := own_name(job, field)) == field else failure.about(name)
 
 
 def unsupported(job: Job, card: ModelCard) -> Failure | None:

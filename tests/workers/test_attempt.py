@@ -249,6 +249,9 @@ def test_what_was_not_begun_or_is_not_constrained_goes_on() -> None:
 )
 def test_a_failure_names_the_field_of_its_jobs_endpoint(form: dict[str, Any], field: str) -> None:
     attempt = Attempt(a_claim(replace(a_job(), **form), 1))
-    attempt.stop(JobState.FAILED, violated("the text is not JSON"))
+    attempt.stop(JobState.FAILED, violated("response_format: is no key"))
     failure = attempt.terminal("w", Generated()).failure
-    assert failure is not None and failure.param == field and f"that {field} asks for" in failure.message
+    assert failure is not None and failure.param == field
+    assert (
+        failure.message.startswith(f"{field}: ") and "JSON that it asks for: response_format: is no" in failure.message
+    )

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pydantic_core
-from msgspec.structs import replace
 
 from penstock.engine import Failure
 from penstock.extras import Extras, is_deep, joined_fields
@@ -79,12 +78,6 @@ def violated(problem: str) -> Failure:
     """The failure of a job whose calls cannot be used."""
     message = f"The model did not call a tool as it was asked to: {problem}. Send the request again, or simplify tools."
     return Failure("constraint_violated", message, 500, "tools")
-
-
-def of_tool(failure: Failure, name: str) -> Failure:
-    """The failure of the arguments of a function, from that of a text: it names the field of the tool."""
-    message = failure.message.replace("response_format", f"the function {name} in tools")
-    return replace(failure, message=message, param="tools")
 
 
 READ = frozenset({"id", "index", "type", "function", "name", "arguments"})

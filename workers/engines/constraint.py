@@ -63,7 +63,7 @@ def complete_texts(
 def violated(problem: str) -> Failure:
     """The failure of a job whose answer does not follow its schema."""
     message = (
-        f"The engine did not hold its output to the JSON that response_format asks for: {problem}. Simplify the "
+        f"response_format: the engine did not hold its output to the JSON that it asks for: {problem}. Simplify the "
         "schema, or send the request again."
     )
     return Failure("constraint_violated", message, 500, "response_format")

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.engine import Failure
 from penstock.tools import Call, CallReader, Tool, Tools, opened, read_answer
-from workers.engines.calls import DeltaWriter, FoundCalls, NamedWriter, ObjectWriter, TagWriter, check_calls, of_tool
+from workers.engines.calls import DeltaWriter, FoundCalls, NamedWriter, ObjectWriter, TagWriter, check_calls
 from workers.engines.constraint import unusable
 
 
@@ -215,6 +215,6 @@ def test_a_cut_answer_is_the_begin_of_one(text: str) -> None:
 
 
 def test_the_failure_of_arguments_names_the_function() -> None:
-    failure = of_tool(unusable("it is none"), "f")
+    failure = unusable("it is none").about("tools", "the function f in tools")
     assert failure.param == "tools" and "the function f in tools" in failure.message
     assert "response_format" not in failure.message
