@@ -32,6 +32,11 @@ events = EventLog(__name__)
 MEDIA_LOST = Failure(
     "media_lost", "The store has lost an image, a recording or a document of the request: send it again.", 500
 )
+MAX_MEDIA_BYTES = 128 << 20
+"""Of the media of all jobs that a worker runs, or of one with more. Each byte takes up to four in memory: as base64, in
+the conversation and in two copies of the engine's request."""
+MEDIA_INTERVAL_S = 0.02
+"""How often a job that waits for room for its media looks for it."""
 NEWER_PAUSE_S = 0.5
 """After a claim that brought jobs which only a newer version can read: they wait for a newer worker without being
 claimed over and over."""
@@ -86,6 +91,8 @@ class Claimer:
         """By partition, the claim that has no reply yet."""
         self._under_way: set[int] = set()
         """Partitions with a claim in flight, or whose claimed jobs are being begun."""
+        self._media_turn = asyncio.Lock()
+        """Held by the job whose media are loaded: those of each partition would find the same room."""
         self._early = defaultdict[str, list[Cancel | AddAddress]](list)
         """By job, what was heard of it before the reply of its claim arrived."""
         self._suspects: set[int] = set()
@@ -226,8 +233,10 @@ class Claimer:
         for claims in filter(None, (chats, others)):
             newer += await self._begin_all([claim for claim in claims if not claim.job.media])
             for claim in claims:  # what has media holds up no other, and is in memory once it is its turn
-                if claim.job.media and (whole := await self._with_media(claim)) is not None:
-                    newer += await self._begin_all([whole])
+                if claim.job.media:
+                    async with self._media_turn:
+                        if (whole := await self._with_media(claim)) is not None:
+                            newer += await self._begin_all([whole])
         if newer:
             log.warning("%d jobs are of a newer version and are put back, the first is %s", len(newer), newer[0].id)
             await self._lease.decline(newer)
@@ -243,11 +252,20 @@ class Claimer:
         return await self._begin_continued(continued) if continued else []
 
     async def _with_media(self, claim: Claim) -> Claim | None:
-        """The claim with the media of its job; None if they are lost: the job then fails. Raises Unavailable."""
+        """The claim with the media of its job, once there is room for them. None: they are lost, and the job fails; or
+        the worker drains, and the job is put back. Raises Unavailable."""
+        job, size = claim.job, sum([media.size for media in claim.job.media])
+        while (held := self._held.media_bytes()) and held + size > MAX_MEDIA_BYTES:
+            if any(isinstance(control, Cancel) for control in self.early(job.id)):
+                break  # it ends as soon as it is begun
+            if self._ending:
+                await self._lease.release(job.id, claim.run_number)
+                return None
+            await asyncio.sleep(MEDIA_INTERVAL_S)
         try:
-            return replace(claim, job=await self._media.restored(claim.job))
+            return replace(claim, job=await self._media.restored(job))
         except MediaLost as error:
-            log.warning("a job fails: %s", error, extra={"job": claim.job.id})
+            log.warning("a job fails: %s", error, extra={"job": job.id})
             self._begin(claim, NOTHING, MEDIA_LOST)
             return None
 

@@ -38,6 +38,10 @@ class HeldJobs:
         """The held jobs of one partition."""
         return [attempt for attempt in self.attempts.values() if attempt.partition == partition]
 
+    def media_bytes(self) -> int:
+        """Bytes of the media of the running jobs."""
+        return sum([media.size for attempt in self.attempts.values() for media in attempt.job.media])
+
     def oldest_frame(self, partition: int) -> int:
         """The first frame that a held job may still need from the log, or one that is being put back."""
         frames = [self._lease.next_frame(partition)]

@@ -29,6 +29,7 @@ from streaming.jobs.job import Job
 from streaming.jobs.media import MediaStore
 from streaming.jobs.settings import QuotaSettings
 from streaming.redis.client import RedisClient
+from workers import claimer
 from workers.engines.upstream.settings import UpstreamSettings
 
 __all__ = ["recorder", "start_upstream"]  # fixtures
@@ -544,6 +545,53 @@ async def test_a_text_waits_for_no_media_that_are_claimed_with_it(
         ended = (await place.api.client.get(f"/v1/jobs/{job}?wait=20")).json()
         assert ended["status"] == "completed"
         here.set()
+
+
+async def test_a_worker_has_the_media_of_few_jobs_in_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next ones are loaded once others have ended; one that is cancelled meanwhile ends before."""
+    running, read = list[int](), MediaStore.restored
+
+    async def restored(store: MediaStore, job: Job) -> Job:
+        running.append(place.running.worker.running)
+        return await read(store, job)
+
+    monkeypatch.setattr(MediaStore, "restored", restored)
+    monkeypatch.setattr(claimer, "MAX_MEDIA_BYTES", 2 * len(PNG) + 10)
+    place.upstream.open.clear()
+    place.running.worker._claimer.hold(60_000)
+    jobs = [(await place.api.post("/v1/jobs", said(image(), max_tokens=1))).json()["id"] for _ in range(6)]
+    place.running.worker._claimer.hold(0)
+    await until(lambda: len(place.upstream.sent) == 2)
+    assert (await place.api.client.post(f"/v1/jobs/{jobs[2]}/cancel")).status_code == 200
+    ended = (await place.api.client.get(f"/v1/jobs/{jobs[2]}?wait=20")).json()
+    assert ended["status"] == "cancelled" and len(place.upstream.sent) == 2
+    place.upstream.open.set()
+    for job in jobs[:2] + jobs[3:]:
+        ended = (await place.api.client.get(f"/v1/jobs/{job}?wait=20")).json()
+        assert ended["status"] == "completed"
+    assert len(running) == 6 and [each for each in running if each > 1] == [2], running
+
+
+async def test_a_drain_waits_for_no_room_for_media(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the worker has claimed, and has no room for, it puts back."""
+    monkeypatch.setattr(claimer, "MAX_MEDIA_BYTES", len(PNG))
+    place.upstream.open.clear()
+    place.running.worker._claimer.hold(60_000)
+    jobs = [(await place.api.post("/v1/jobs", said(image(), max_tokens=1))).json()["id"] for _ in range(2)]
+    place.running.worker._claimer.hold(0)
+    await until(lambda: len(place.upstream.sent) == 1)
+    place.running.stop.set()
+
+    async def is_put_back() -> bool:
+        return bool((await place.api.client.get(f"/v1/jobs/{jobs[1]}")).json()["status"] == "queued")
+
+    await until(is_put_back)
+    place.upstream.open.set()
+    await place.running.task
+    await place.work()
+    for job in jobs:
+        ended = (await place.api.client.get(f"/v1/jobs/{job}?wait=20")).json()
+        assert (ended["status"], ended["attempts"]) == ("completed", 1 + jobs.index(job)), ended
 
 
 # --- transcripts and images ------------------------------------------------------------------------------------------
