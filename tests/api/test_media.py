@@ -27,7 +27,9 @@ from penstock.content import ContentSettings
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.job import Job
 from streaming.jobs.media import MediaStore
+from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import QuotaSettings
+from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from workers import claimer
 from workers.engines.upstream.settings import UpstreamSettings
@@ -104,6 +106,10 @@ class Place:
         """The media that the store has."""
         redis = self.api.services.store_client.redis
         return [key.decode() async for key in redis.scan_iter("penstock:{*}:media:*")]
+
+    async def status_after_a_sweep(self, job: str, status: str) -> bool:
+        await Reaper(self.api.services.store_client).sweep()
+        return bool((await self.api.client.get(f"/v1/jobs/{job}")).json()["status"] == status)
 
 
 @pytest.fixture
@@ -282,6 +288,16 @@ async def uploaded(place: Place, name: str, data: bytes) -> str:
     made = await place.api.client.post("/v1/files", data={"purpose": "user_data"}, files={"file": (name, data)})
     assert made.status_code == 200, made.text
     return str(made.json()["id"])
+
+
+async def test_a_document_of_text_counts_as_its_text(place: Place) -> None:
+    """Once it is read, whatever was estimated before: its turn, its limits and the bytes it may write go by it."""
+    place.running.worker._claimer.hold(60_000)
+    redis, sizes = place.api.services.store_client.redis, list[int]()
+    for part in (text("a" * 40_000), document(b"a" * 40_000, "text/plain"), image()):
+        job = (await place.api.post("/v1/jobs", said(part, max_tokens=1))).json()["id"]
+        sizes.append(int((await redis.hget(partition_key(0, "job", job), "order")).split(b":")[0]))
+    assert 9_000 < sizes[0] == sizes[1] and sizes[2] < 2_000
 
 
 async def test_texts_of_files_are_bounded_as_a_body_is(place: Place) -> None:
@@ -489,6 +505,38 @@ async def test_media_count_as_bytes_of_their_request(place: Place) -> None:
     reply = await place.chat(image(PNG + bytes(5000)), max_tokens=1)
     assert (reply.status_code, reply.json()["error"]["code"]) == (429, "quota_exceeded")
     assert await place.kept() == []
+
+
+LATER = {"delay_ms": 3_600_000}
+
+
+@pytest.mark.parametrize("queue", [{}, LATER, {"max_queue_ms": 1}])
+async def test_media_go_with_a_job_that_ends_before_it_began(place: Place, queue: dict[str, Any]) -> None:
+    """Cancelled, also before its time, or expired; and so do the bytes that were counted for it."""
+    place.running.worker._claimer.hold(60_000)
+    job = (await place.api.post("/v1/jobs", said(image(), max_tokens=1, queue=queue))).json()["id"]
+    assert len(await place.kept()) == 1
+    if "max_queue_ms" in queue:
+        await until(lambda: place.status_after_a_sweep(job, "expired"))
+    else:
+        assert (await place.api.post(f"/v1/jobs/{job}/cancel", {})).json()["status"] == "cancelled"
+    assert await place.kept() == []
+
+
+async def test_media_of_a_running_job_go_with_its_cancel(place: Place) -> None:
+    place.upstream.open.clear()
+    job = (await place.api.post("/v1/jobs", said(image(), max_tokens=9))).json()["id"]
+    await until(lambda: bool(place.upstream.sent))
+    await place.api.post(f"/v1/jobs/{job}/cancel", {})
+    assert (await place.api.client.get(f"/v1/jobs/{job}?wait=20")).json()["status"] == "cancelled"
+    assert await place.kept() == []
+
+
+async def test_a_job_for_later_has_its_media_at_its_time(place: Place) -> None:
+    job = (await place.api.post("/v1/jobs", said(image(), max_tokens=1, queue={"delay_ms": 300}))).json()["id"]
+    assert len(await place.kept()) == 1 and place.upstream.sent == []
+    await until(lambda: place.status_after_a_sweep(job, "completed"))
+    assert place.got == [image()] and await place.kept() == []
 
 
 async def test_content_rules_look_at_the_texts_around(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,3 +123,17 @@ async def test_the_wait_for_its_time_is_not_counted_as_time_that_the_request_too
         record = await reader.record(later_job)
         assert record.job.received_us == 0 and not record.held
         assert await wire.now_ms() - record.created_ms < 10_000
+
+
+async def test_a_schedule_keeps_its_tenants_quota_of_files(wire: RedisClient, tmp_path: Path) -> None:
+    """Against which each batch that it begins is counted, when nobody asks for it."""
+    async with api_in_process(wire, {"a": key_of("sk-a", "a")}, files=tmp_path) as api:
+        api.client.headers["Authorization"] = "Bearer sk-a"
+        api.services.general_quotas = QuotaSettings(file_bytes=50_000)
+        form = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+        file = (await api.client.post("/v1/files", **form)).json()["id"]  # type: ignore[arg-type]
+        schedule = {"cron": "0 3 * * *", "timezone": "UTC"}
+        asked = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = (await api.post("/v1/batches", asked | {"schedule": schedule})).json()
+        record = await api.services.batches.get(batch["id"], "a")
+        assert record.batch.file_limit == 50_000

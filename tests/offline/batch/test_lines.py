@@ -13,7 +13,7 @@ import pytest
 from batching import batch_record, jsonl, line, tools_of
 
 from api.openai.errors import links_in_the_way
-from offline.batch.lines import MAX_BLOCKED, MIN_WINDOW, Lines, lane_of, window_of
+from offline.batch.lines import ANSWERED_RETENTION_S, MAX_BLOCKED, MIN_WINDOW, Lines, lane_of, window_of
 from offline.tools import OfflineTools
 from penstock.engine import Failure
 from streaming.batches.file_store import BatchSettings
@@ -115,6 +115,25 @@ async def test_a_line_is_tried_again_as_often_as_is_set(wire: RedisClient, tmp_p
     later = await Lines.open(lines._tools, dataclasses.replace(lines._lease, epoch=2), tmp_path)
     assert progress_of(later).retried == RETRIES, "the next turn knows of them too"
     later.close()
+
+
+async def test_media_of_a_failed_line_end_with_the_record_of_its_job(wire: RedisClient, tmp_path: Path) -> None:
+    """They stay for a replay of a failed job, but of one whose error is in the batch's file there is none."""
+    tools = tools_of(wire, media=SlowMedia())
+    await tools.store.require()
+    await tools.headroom.look()
+    lines = await turn_at(tools, tmp_path, [of_media(1)], await wire.now_ms())
+    await lines.feed()
+    lease = Lease(wire, "sim")
+    await lease.register()
+    claim = await claim_one(lease)
+    end = Terminal(claim.job.id, JobState.FAILED, 0, failure=Failure("engine_error", "It broke.", 500))
+    await lease.calls([lease.finish_call(Finish(end, claim.run_number, True))])
+    kept = [partition_key(0, name, claim.job.id) for name in ("job", "media")]
+    assert min([await wire.redis.ttl(key) for key in kept]) > ANSWERED_RETENTION_S
+    await lines.collect()
+    assert 0 < max([await wire.redis.ttl(key) for key in kept]) <= ANSWERED_RETENTION_S
+    lines.close()
 
 
 async def test_lines_that_an_earlier_turn_put_are_found_though_the_window_is_smaller_now(
