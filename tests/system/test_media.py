@@ -7,7 +7,6 @@ import asyncio
 import base64
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,10 +89,16 @@ def kept(house: House) -> list[bytes]:
         return list(redis.scan_iter("penstock:{*}:media:*"))
 
 
+def steps(house: House) -> int:
+    """How many all workers have logged."""
+    with Redis.from_url(house.redis_url) as redis:
+        return sum(redis.xlen(key) for key in redis.scan_iter("penstock:{*}:log:*"))
+
+
 def killed_in_the_middle(house: House, worker: Any, upstream: FakeUpstream, sent: int) -> None:
-    """The worker dies once the server has begun its next answer."""
-    eventually(lambda: len(upstream.sent) == sent)
-    time.sleep(0.3)
+    """The worker dies once it has logged a part of the server's next answer."""
+    before = steps(house) if sent > 1 else 0
+    eventually(lambda: len(upstream.sent) == sent and steps(house) > before)
     worker.kill()
     worker.wait()
 
@@ -220,7 +225,6 @@ def test_a_full_store_refuses_media_before_it_keeps_them(tmp_path: Path, upstrea
         answers = []
         for _ in range(12):
             answers.append(house.post("/v1/jobs", asked(image, max_tokens=3)))
-            time.sleep(0.1)
         accepted = [json.loads(body)["id"] for status, _, body in answers if status == 202]
         refused = [json.loads(body)["error"]["code"] for status, _, body in answers if status != 202]
         assert accepted and refused and set(refused) == {"no_capacity"}, answers
