@@ -30,15 +30,7 @@ from api.openai.results import answer_in_slices, count_of
 from api.openai.schemas import Kind
 from api.query import value_of
 from api.services import Services
-from api.stream.reply import (
-    PING,
-    STREAM_HEADERS,
-    NumberedFlow,
-    NumberedReply,
-    WholeReply,
-    body_message,
-    stream_url,
-)
+from api.stream.reply import PING, STREAM_HEADERS, NumberedFlow, NumberedReply, WholeReply, body_message, stream_url
 from streaming.errors import DecodeError, NewerMessage, StreamingError, Unavailable, UnknownJob
 from streaming.jobs.codec import Delta, Run, Terminal, decode_draft
 from streaming.jobs.job import JobState

@@ -14,30 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
+from api.openai import fields
 from api.openai.errors import refuse_if
-from api.openai.fields import (
-    MAX_MESSAGES,
-    ClosedBody,
-    DataOrLink,
-    DataUrl,
-    Detail,
-    FileId,
-    FileName,
-    FunctionName,
-    InputAudio,
-    Metadata,
-    StrictBody,
-    TextPart,
-    arguments_of,
-    as_part,
-    by_shape,
-    part_shape,
-    parts_of,
-    refusal,
-    shape,
-    unless_assistant,
-    words_of,
-)
 from api.openai.rendering import to_json
 from penstock.engine import ChatTurn
 from penstock.loops import Sliced
@@ -74,38 +52,38 @@ _KINDS = ("message", "item_reference", "function_call", "function_call_output", 
 ItemId: TypeAlias = Annotated[str, Field(max_length=128)]
 
 
-class Part(TextPart):
+class Part(fields.TextPart):
     """One part of an item's content."""
 
     PASSED = False
 
 
-class InputMedia(StrictBody):
+class InputMedia(fields.StrictBody):
     """A part of a message that is an image, a recording or a document. Refused if the model takes none."""
 
     type: Literal["input_image", "input_audio", "input_file"]
     """What it is."""
-    image_url: DataOrLink | None = None
+    image_url: fields.DataOrLink | None = None
     """Of an image: a data: URL with base64 of PNG, JPEG, GIF or WebP; or a link, if `[media] links` takes any."""
-    detail: Detail | None = None
+    detail: fields.Detail | None = None
     """For models of upstream servers."""
-    input_audio: InputAudio | None = None
+    input_audio: fields.InputAudio | None = None
     """A recording."""
-    file_data: DataUrl | None = None
+    file_data: fields.DataUrl | None = None
     """Of a document: a data: URL with base64 of PDF or plain text."""
-    file_url: DataOrLink | None = None
+    file_url: fields.DataOrLink | None = None
     """Of a document: a link, if `[media] links` is `fetch`."""
-    file_id: FileId | None = None
+    file_id: fields.FileId | None = None
     """A file of yours with the image or the document."""
-    filename: FileName | None = None
+    filename: fields.FileName | None = None
     """For models of upstream servers."""
 
     @model_validator(mode="after")
     def _one_source(self) -> InputMedia:
-        names = {"input_image": ("image_url", "file_id"), "input_audio": ("input_audio",)}
-        fields = names.get(self.type, ("file_data", "file_url", "file_id"))
-        if sum([getattr(self, name) is not None for name in fields]) != 1:
-            raise refusal(f"needs {' or '.join(fields)}")
+        sources = {"input_image": ("image_url", "file_id"), "input_audio": ("input_audio",)}
+        names = sources.get(self.type, ("file_data", "file_url", "file_id"))
+        if sum([getattr(self, name) is not None for name in names]) != 1:
+            raise fields.refusal(f"needs {' or '.join(names)}")
         return self
 
     words: ClassVar[str] = ""
@@ -114,21 +92,21 @@ class InputMedia(StrictBody):
     def shown(self) -> dict[str, Any]:
         """As a part of OpenAI's chats."""
         if self.input_audio is not None:
-            return as_part("input_audio", vars(self.input_audio))
+            return fields.as_part("input_audio", vars(self.input_audio))
         if self.type == "input_image":
-            return as_part("image_url", {"url": self.image_url, "detail": self.detail, "file_id": self.file_id})
+            return fields.as_part("image_url", {"url": self.image_url, "detail": self.detail, "file_id": self.file_id})
         data = self.file_data or self.file_url
-        return as_part("file", {"file_data": data, "filename": self.filename, "file_id": self.file_id})
+        return fields.as_part("file", {"file_data": data, "filename": self.filename, "file_id": self.file_id})
 
 
 AnyPart: TypeAlias = Annotated[
-    Annotated[Part, Tag("<text>")] | Annotated[InputMedia, Tag("<media>")], Discriminator(part_shape)
+    Annotated[Part, Tag("<text>")] | Annotated[InputMedia, Tag("<media>")], Discriminator(fields.part_shape)
 ]
-TEXT_OR_LIST = by_shape(shape, "a string or a list")
+TEXT_OR_LIST = fields.by_shape(fields.shape, "a string or a list")
 """Tells which form a field has that takes a text or a list."""
-PartList: TypeAlias = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+PartList: TypeAlias = Annotated[list[Part], Field(max_length=fields.MAX_MESSAGES, fail_fast=True)]
 Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList, Tag("<list>")], TEXT_OR_LIST]
-MixedList: TypeAlias = Annotated[list[AnyPart], Field(max_length=MAX_MESSAGES, fail_fast=True)]
+MixedList: TypeAlias = Annotated[list[AnyPart], Field(max_length=fields.MAX_MESSAGES, fail_fast=True)]
 Mixed: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[MixedList, Tag("<list>")], TEXT_OR_LIST]
 
 
@@ -145,7 +123,7 @@ ROLES = {"user": "user", "assistant": "assistant", "system": "system", "develope
 """By the role of a message that of its turn: chat templates know no `developer`."""
 
 
-class InputItem(StrictBody):
+class InputItem(fields.StrictBody):
     """An item of an input."""
 
     id: ItemId | None = None
@@ -166,7 +144,7 @@ class Message(InputItem):
     refusal: str | None = None
     """What an earlier answer said instead of `content`."""
 
-    _has_content = field_validator("content")(unless_assistant)
+    _has_content = field_validator("content")(fields.unless_assistant)
 
     @property
     def of_developer(self) -> bool:
@@ -174,11 +152,12 @@ class Message(InputItem):
 
     @property
     def turn(self) -> ChatTurn:
-        said, refused = words_of(self.content), ""
+        said, refused = fields.words_of(self.content), ""
         if self.role == "assistant" and (not said or _is_refusal(self.content)):
             refused = said or self.refusal or ""
         extras = refused_extras(refused) if refused else {}
-        return ChatTurn(ROLES[self.role], said or refused, extras=extras, parts=parts_of(self.content, InputMedia))
+        parts = fields.parts_of(self.content, InputMedia)
+        return ChatTurn(ROLES[self.role], said or refused, extras=extras, parts=parts)
 
 
 class FunctionCall(InputItem):
@@ -190,7 +169,7 @@ class FunctionCall(InputItem):
     """A call."""
     call_id: Annotated[str, Field(min_length=1, max_length=128)]
     """The `call_id` of its output."""
-    name: FunctionName
+    name: fields.FunctionName
     """The function that was called."""
     arguments: str
     """JSON, as the model wrote it."""
@@ -212,10 +191,10 @@ class FunctionCallOutput(InputItem):
 
     @property
     def turn(self) -> ChatTurn:
-        return ChatTurn("tool", words_of(self.output), call_id=self.call_id)
+        return ChatTurn("tool", fields.words_of(self.output), call_id=self.call_id)
 
 
-class ReasoningItem(StrictBody):
+class ReasoningItem(fields.StrictBody):
     """An input item: the reasoning of an earlier answer, which is left out."""
 
     type: Literal["reasoning"]
@@ -223,7 +202,7 @@ class ReasoningItem(StrictBody):
     turn: ClassVar[None] = None
 
 
-class HostedItem(StrictBody):
+class HostedItem(fields.StrictBody):
     """An input item: the call of a tool that does not run here, or what it gave. It is left out."""
 
     type: str = Field(
@@ -233,7 +212,7 @@ class HostedItem(StrictBody):
     turn: ClassVar[None] = None
 
 
-class ItemReference(ClosedBody):
+class ItemReference(fields.ClosedBody):
     """An input item that stands for one of an earlier response."""
 
     type: Literal["item_reference"] | None = None
@@ -252,7 +231,7 @@ def _of_custom_tool(value: Any) -> Any:
         return value
     rest = {name: each for name, each in value.items() if name != "input"}
     if kind == "custom_tool_call":
-        rest["arguments"] = arguments_of(value.get("input"), "input")
+        rest["arguments"] = fields.arguments_of(value.get("input"), "input")
     return {**rest, "type": _CUSTOM[kind]}
 
 
@@ -383,29 +362,29 @@ NewItems: TypeAlias = Annotated[list[Item], Field(max_length=MAX_ADDED, fail_fas
 
 def _check_references(items: list[Any] | None) -> list[Any] | None:
     if any(isinstance(item, ItemReference) for item in items or ()):
-        raise refusal("cannot have an item_reference: send the item itself")
+        raise fields.refusal("cannot have an item_reference: send the item itself")
     return items
 
 
-class ConversationRequest(StrictBody):
+class ConversationRequest(fields.StrictBody):
     """The body of POST /v1/conversations."""
 
     items: NewItems | None = None
     """Its first items, oldest first; at most 20."""
-    metadata: Metadata | None = None
+    metadata: fields.Metadata | None = None
     """Your own labels; the conversation shows them."""
 
     _no_references = field_validator("items")(_check_references)
 
 
-class ConversationUpdate(StrictBody):
+class ConversationUpdate(fields.StrictBody):
     """The body of POST /v1/conversations/{conversation_id}."""
 
-    metadata: Metadata | None
+    metadata: fields.Metadata | None
     """Replaces the labels. Null: none."""
 
 
-class ItemsRequest(StrictBody):
+class ItemsRequest(fields.StrictBody):
     """The body of POST /v1/conversations/{conversation_id}/items."""
 
     items: Annotated[NewItems, Field(min_length=1)]

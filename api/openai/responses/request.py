@@ -8,35 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator
 
+from api.openai import fields
 from api.openai.errors import refuse_if
-from api.openai.fields import (
-    CONSTRAINTS,
-    MAX_MESSAGES,
-    MAX_TOOLS,
-    ClosedBody,
-    Counted,
-    Effort,
-    Function,
-    FunctionTool,
-    GenerationRequest,
-    HostedTool,
-    OfferedTools,
-    Refused,
-    SchemaObject,
-    StrictBody,
-    TokenLimit,
-    named_format,
-    shown_choice,
-    tool_shape,
-    with_its_type,
-)
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
 from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard
 from penstock.tools import Tool
 from streaming.jobs.job import Chat, ResponseForm
 
 
-class FlatTool(Function, FunctionTool):
+class FlatTool(fields.Function, fields.FunctionTool):
     """A function that the model may call."""
 
     @property
@@ -51,14 +31,15 @@ class FlatTool(Function, FunctionTool):
 
 
 AnyFlatTool: TypeAlias = Annotated[
-    Annotated[FlatTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(tool_shape)
+    Annotated[FlatTool, Tag("<function>")] | Annotated[fields.HostedTool, Tag("<hosted>")],
+    Discriminator(fields.tool_shape),
 ]
 
 
-class FlatToolFields(OfferedTools):
+class FlatToolFields(fields.OfferedTools):
     """The fields of a response that offer tools."""
 
-    tools: Annotated[list[AnyFlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyFlatTool], Field(max_length=fields.MAX_TOOLS, fail_fast=True)] | None = None
     """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
 
 
@@ -66,7 +47,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 _OTHER_NAMES = "is no field of this endpoint. Use"
 
-UNSUPPORTED: Refused = {
+UNSUPPORTED: fields.Refused = {
     "prompt": ((), "Send the whole text in instructions and input."),
     "max_tokens": ((), f"It {_OTHER_NAMES} max_output_tokens."),
     "max_completion_tokens": ((), f"It {_OTHER_NAMES} max_output_tokens."),
@@ -78,24 +59,24 @@ UNSUPPORTED: Refused = {
     "stop": ((), "A response has no stop texts: use /v1/chat/completions for them."),
     "seed": ((), "A response has no seed: use temperature 0, or /v1/chat/completions with a seed."),
 }
-_CONSTRAINTS: Refused = dict.fromkeys(CONSTRAINTS, ((), "Use text.format with type 'json_schema'."))
+_CONSTRAINTS: fields.Refused = dict.fromkeys(fields.CONSTRAINTS, ((), "Use text.format with type 'json_schema'."))
 
 
-class Format(ClosedBody):
+class Format(fields.ClosedBody):
     """Output format of a response, flat, unlike a chat's `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     """Anything but `text` needs an engine for it."""
     name: Annotated[str, Field(max_length=128)] | None = None
     """Of a schema; for models of upstream servers."""
-    schema_: Annotated[SchemaObject | None, Field(alias="schema", validate_default=True)] = None
+    schema_: Annotated[fields.SchemaObject | None, Field(alias="schema", validate_default=True)] = None
     """Required with type `json_schema`: at most 512 KiB. The answer is checked."""
     description: Annotated[str, Field(max_length=4096)] | None = None
     """For models of upstream servers."""
     strict: bool | None = None
     """For models of upstream servers: every schema is strict here."""
 
-    _given = field_validator("schema_")(with_its_type)
+    _given = field_validator("schema_")(fields.with_its_type)
 
     @property
     def schema_wanted(self) -> dict[str, Any] | None:
@@ -111,7 +92,7 @@ class Format(ClosedBody):
         return {"type": self.type, **named, "schema": self.schema_}
 
 
-class TextOptions(StrictBody):
+class TextOptions(fields.StrictBody):
     """Options of the text of a response."""
 
     format: Format | None = None
@@ -127,10 +108,10 @@ class TextOptions(StrictBody):
 Summary: TypeAlias = Literal["auto", "concise", "detailed"]
 
 
-class Reasoning(StrictBody):
+class Reasoning(fields.StrictBody):
     """Options of reasoning."""
 
-    effort: Effort | None = None
+    effort: fields.Effort | None = None
     """How much the model reasons before it answers. Refused if it cannot be told that."""
     summary: Summary | None = None
     """Ignored: no engine summarizes."""
@@ -142,7 +123,7 @@ class Reasoning(StrictBody):
         return [name for name in ("summary", "generate_summary") if getattr(self, name)]
 
 
-class ResponseStreamOptions(StrictBody):
+class ResponseStreamOptions(fields.StrictBody):
     """Options of a response's stream."""
 
     include_obfuscation: bool | None = None
@@ -163,11 +144,11 @@ class Context:
     """Of the conversation that it belongs to, as it was read; -1: it was not."""
 
 
-Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=fields.MAX_MESSAGES, fail_fast=True)]
 Input: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[Items, Tag("<list>")], TEXT_OR_LIST]
 
 
-class ConversationName(ClosedBody):
+class ConversationName(fields.ClosedBody):
     """A conversation, by its id."""
 
     id: Annotated[str, Field(min_length=1, max_length=128)]
@@ -179,10 +160,10 @@ Conversation: TypeAlias = Annotated[
 ]
 
 
-class InputFields(FlatToolFields, GenerationRequest):
+class InputFields(FlatToolFields, fields.GenerationRequest):
     """The fields of a response that decide what its prompt is."""
 
-    REFUSED: ClassVar[Refused] = {**UNSUPPORTED, **_CONSTRAINTS}
+    REFUSED: ClassVar[fields.Refused] = {**UNSUPPORTED, **_CONSTRAINTS}
 
     input: Input
     """A text of the user, or a list of items, oldest first."""
@@ -243,7 +224,7 @@ class InputFields(FlatToolFields, GenerationRequest):
 class ResponseRequest(InputFields):
     """The body of POST /v1/responses."""
 
-    max_output_tokens: TokenLimit | None = None
+    max_output_tokens: fields.TokenLimit | None = None
     """Most tokens. Null: the engine's default."""
     text: TextOptions | None = None
     """The format of the answer."""
@@ -293,13 +274,13 @@ class ResponseRequest(InputFields):
         }
 
     @property
-    def effort(self) -> Effort | None:
+    def effort(self) -> fields.Effort | None:
         return self.reasoning.effort if self.reasoning else None
 
     @property
     def known_to_servers(self) -> dict[str, Any]:
         form = self.text.format if self.text else None
-        found = super().known_to_servers | named_format(form if form and form.type == "json_schema" else None)
+        found = super().known_to_servers | fields.named_format(form if form and form.type == "json_schema" else None)
         if self.text and self.text.verbosity:
             found["verbosity"] = self.text.verbosity
         return found | {"prompt_cache_key": self.prompt_cache_key, "safety_identifier": self.safety_identifier}
@@ -322,14 +303,14 @@ class ResponseRequest(InputFields):
             max_tool_calls=self.max_tool_calls,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             tools=tuple([tool.shown for tool in self.functions]),
-            tool_choice=shown_choice(self.tool_choice),
+            tool_choice=fields.shown_choice(self.tool_choice),
             safety_identifier=self.safety_identifier,
             prompt_cache_key=self.prompt_cache_key,
         )
         return super().particulars(card) | {"response": form}
 
 
-class CountRequest(Counted, InputFields):
+class CountRequest(fields.Counted, InputFields):
     """The body of POST /v1/responses/input_tokens."""
 
 
