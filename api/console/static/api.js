@@ -12,12 +12,11 @@ export const updates = {
 };
 
 /** How fresh the page's data is: {state: "loading" | "live" | "stale" | "paused", at}. */
-export const freshness = new EventTarget();
-let freshNow = { state: "loading", at: 0 };
+export let fresh = { state: "loading", at: 0 };
 
-export function tellFreshness(state, at = freshNow.at) {
-  freshNow = { state, at };
-  freshness.dispatchEvent(new CustomEvent("change", { detail: freshNow }));
+export function tellFreshness(state, at = fresh.at) {
+  fresh = { state, at };
+  dispatchEvent(new Event("freshness"));
 }
 
 /**

@@ -1,9 +1,10 @@
 // Batches: upload a file of requests, watch it, download its answers. One batch: how far it is, which lines were refused
 // and why, and what can be done with it.
 
-import { ADDRESS, api, download, watch } from "./api.js";
+import { ADDRESS, api, download } from "./api.js";
 import { count, plural, rate, seconds, shortId } from "./format.js";
-import { act, badge, confirmed, copyButton, draw, empty, facts, failed, fromCode, h, heading, liveThing, loading, modelLink, section, select, table, when } from "./parts.js";
+import { act, badge, confirmed, copyButton, empty, facts, fromCode, h, heading, livePage, liveThing, modelLink, section, select, table, when } from "./parts.js";
+import { ENDED } from "./stream.js";
 
 export function batch(page) {
   const { id, signal, title } = page;
@@ -41,18 +42,12 @@ function codeOf(id) {
     ["curl", `curl -H "Authorization: Bearer $KEY" ${ADDRESS}/v1/batches/${id}`]);
 }
 
-export const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
 const URLS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
 
-export function batches({ root, signal, title }) {
-  title("Batches");
+export function batches(page) {
   let problem = "", sending = false;
-  draw(root, heading("Batches"), loading());
-  const round = watch({
-    signal, everyMs: 2000,
-    read: () => api.get("/v1/batches?limit=50", { signal }),
-    show: (found, error) => draw(root, heading("Batches"), upload(), error && failed(error, round), found && list(found.data), code()),
-  });
+  const read = () => api.get("/v1/batches?limit=50", { signal: page.signal });
+  const round = livePage(page, "Batches", 2000, read, ({ data }) => [upload(), list(data), code()]);
 
   async function send(event) {
     event.preventDefault();

@@ -2,14 +2,12 @@
 
 import { ADDRESS, api, tellFreshness } from "./api.js";
 import { milliseconds, plural, rate, seconds } from "./format.js";
-import { act, badge, draw, fromCode, h, heading, say, select } from "./parts.js";
-import { Growing, follow, keepEndInView, markAttempt } from "./stream.js";
+import { LANES, act, badge, draw, fromCode, h, heading, say, select } from "./parts.js";
+import { ENDED, Growing, follow, keepEndInView, markAttempt } from "./stream.js";
 
 const KEPT = "penstock-console-chat"; // of this tab: a reload keeps it, closing the tab does not
-const LANES = ["interactive", "standard", "batch"];
 const GAP_PX = 16; // between the last line and the form
 const SILENT_S = 3; // after the last token, before the page says so
-const ENDS = { completed: "completed", failed: "failed", cancelled: "cancelled", expired: "expired", error: "failed" };
 const SAID = { completed: "Answer complete.", failed: "The answer failed.", cancelled: "Answer stopped.", expired: "The answer came too late." };
 
 export function chat({ root, signal, title, who }) {
@@ -127,8 +125,8 @@ export function chat({ root, signal, title, who }) {
       growing.clear();
       growing.mark("the answer begins again here", { pending: true });
       run.tokens = 0;
-    } else if (name in ENDS) {
-      turn.state = ENDS[name];
+    } else if (ENDED.has(name) || name === "error") {
+      turn.state = name === "error" ? "failed" : name;
       if (!growing.text && turn.text) growing.add(turn.text); // the server no longer has it
       turn.text = growing.text;
       turn.error = data.cancelled_by === "owner" ? "stopped" : data.error?.message ?? "";

@@ -2,12 +2,11 @@
 
 import { ADDRESS, api, save } from "./api.js";
 import { count, milliseconds, percent, plural, seconds } from "./format.js";
-import { act, badge, bar, confirmed, copyButton, draw, empty, facts, fromCode, h, heading, liveThing, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
-import { Growing, follow, keepEndInView, markAttempt } from "./stream.js";
+import { act, badge, bar, confirmed, copyButton, draw, empty, facts, fromCode, h, heading, liveThing, modelLink, section, table, tenantLink, when } from "./parts.js";
+import { ENDED, Growing, follow, keepEndInView, markAttempt } from "./stream.js";
 
 const GROUPS = { queue: "wait", retries: "path", engine_wait: "wait", prefill: "engine", decode: "engine" };
 const BURIED = new Set(["poison", "attempts_exhausted", "malformed_job"]);
-const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);
 
 export function job(page) {
   const { signal, id, go, title } = page;
@@ -116,7 +115,7 @@ function timeline(found) {
   if (found.completed_at) steps.push({ at: found.completed_at, what: found.status[0].toUpperCase() + found.status.slice(1), note: found.cancelled_by ? `${found.cancelled_by.replaceAll("_", " ")}` : found.error?.code ?? "", tone: { completed: "good", cancelled: "" }[found.status] ?? "bad" });
   steps.sort((one, other) => one.at - other.at);
   return h("ol", { class: "timeline" }, steps.map((step, number) => h("li", { class: step.tone, key: `${number} ${step.what}` },
-    h("div", { class: "what" }, step.what, step.worker && workerLink(step.worker), step.note && h("span", { class: "dim" }, ` ${step.note}`)),
+    h("div", { class: "what" }, step.what, step.worker && modelLink(step.worker), step.note && h("span", { class: "dim" }, ` ${step.note}`)),
     h("div", { class: "dim" }, when(step.at, { relative: false }), number ? ` +${seconds(Math.max(0, step.at - steps[number - 1].at))}` : ""))));
 }
 

@@ -2,7 +2,7 @@
 
 import { ADDRESS, api, query, watch } from "./api.js";
 import { count, plural, seconds } from "./format.js";
-import { act, badge, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, modelLink, select, table, tenantLink, when } from "./parts.js";
+import { LANES, act, badge, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, modelLink, select, table, tenantLink, when } from "./parts.js";
 
 const STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"];
 const FILTERS = ["status", "lane", "model", "tenant", "since", "search"];
@@ -26,7 +26,7 @@ export function jobs({ root, signal, params, go, title, who }) {
     h("label", { class: "field grow" }, h("span", {}, "Search"),
       h("input", { type: "search", name: "search", value: wanted.search, placeholder: "Id, words of the prompt, or metadata", maxlength: 64 })),
     select("status", "State", [["", "Any"], ...STATES.map((state) => [state, state.replace("_", " ")])], wanted.status, (status) => open({ status })),
-    select("lane", "Lane", [["", "Any"], ["interactive", "interactive"], ["standard", "standard"], ["batch", "batch"]], wanted.lane, (lane) => open({ lane })),
+    select("lane", "Lane", [["", "Any"], ...LANES.map((lane) => [lane, lane])], wanted.lane, (lane) => open({ lane })),
     select("model", "Model", [["", "Any"], ...choices.models.map((name) => [name, name])], wanted.model, (model) => open({ model })),
     select("since", "Accepted", TIMES, wanted.since, (since) => open({ since })),
     (choices.tenants.length > 1 || wanted.tenant) && select("tenant", "Tenant", [["", `${who.tenant} (yours)`], ["*", "All"], ...choices.tenants.filter((name) => name !== who.tenant).map((name) => [name, name])], wanted.tenant, (tenant) => open({ tenant })));
@@ -78,11 +78,9 @@ export function jobs({ root, signal, params, go, title, who }) {
 }
 
 function row(job, withTenant) {
-  const link = jobLink(job.id);
-  link.setAttribute("data-row", "");
   const started = job.started_at, ended = job.completed_at, now = Date.now() / 1000;
   return [job.id, [badge(job.status), job.cancelled_by && h("span", { class: "dim" }, ` ${job.cancelled_by.replaceAll("_", " ")}`)],
-    [link, job.preview && h("div", { class: "dim", title: job.preview }, job.preview)], modelLink(job.model), job.priority,
+    [jobLink(job.id), job.preview && h("div", { class: "dim", title: job.preview }, job.preview)], modelLink(job.model), job.priority,
     ...(withTenant ? [tenantLink(job.tenant)] : []), when(job.created_at),
     seconds(Math.max(0, (started ?? ended ?? now) - job.created_at)), started ? seconds(Math.max(0, (ended ?? now) - started)) : "–",
     count(job.usage?.completion_tokens), job.attempts > 1 ? h("span", { class: "warn-text" }, job.attempts) : job.attempts];

@@ -3,7 +3,7 @@
 
 import { ADDRESS, api } from "./api.js";
 import { bytes, count, plural } from "./format.js";
-import { act, badge, confirmed, empty, fromCode, h, livePage, section, select, table, tenantLink, when } from "./parts.js";
+import { LANES, act, badge, confirmed, empty, fromCode, h, livePage, opened, section, select, table, tenantLink, when } from "./parts.js";
 
 const MOST = 100;
 const DAY_S = 86400;
@@ -71,14 +71,13 @@ export function keys(page) {
       }
       round();
     }
-    const dialog = h("dialog", { "aria-labelledby": "create-title", onclose: () => dialog.remove() },
-      h("h2", { id: "create-title" }, "Create a key"),
+    const dialog = opened("create", "Create a key", {},
       !all.length && h("p", { class: "warn-text" }, "It is the first one: from then on, every request needs a key. The console stays open to the admin token."),
       h("form", { class: "form", onsubmit: send, novalidate: true },
         text("tenant", "Tenant: whose jobs, files and limits it uses", { list: "key-tenants", maxlength: 128, required: true, "aria-describedby": "key-error" }),
         h("datalist", { id: "key-tenants" }, [...new Set(all.map(({ tenant }) => tenant))].sort().map((value) => h("option", { value }))),
         text("label", "Label: what it is for", { maxlength: 200 }),
-        select("lane", "Highest lane", ["interactive", "standard", "batch"].map((lane) => [lane, lane]), "interactive"),
+        select("lane", "Highest lane", LANES.map((lane) => [lane, lane]), "interactive"),
         select("expiry", "Expires", [["", "never"], ["7", "in 7 days"], ["30", "in 30 days"], ["90", "in 90 days"], ["365", "in a year"]], ""),
         text("models", "Models, with commas between; empty: all"),
         text("endpoints", "Endpoints such as chat, jobs; empty: all"),
@@ -88,8 +87,6 @@ export function keys(page) {
         h("div", { class: "actions" },
           h("button", { type: "submit", class: "primary" }, "Create"),
           h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"))));
-    document.body.append(dialog);
-    dialog.showModal();
   }
 }
 
@@ -106,15 +103,12 @@ function reveal({ key, label, id, tenant }) {
       said.textContent = "The browser does not allow this. The key is selected: copy it by keyboard.";
     }
   };
-  const dialog = h("dialog", { class: "wide", "aria-labelledby": "reveal-title", "aria-describedby": "reveal-words", oncancel: (event) => event.preventDefault(), onclose: () => dialog.remove() },
-    h("h2", { id: "reveal-title" }, `Copy the key ${label || id} now`),
+  const dialog = opened("reveal", `Copy the key ${label || id} now`, { class: "wide", "aria-describedby": "reveal-words", oncancel: (event) => event.preventDefault() },
     h("p", { id: "reveal-words", class: "warn-text" }, "It is shown only this once, and nobody can look it up again. ", `Whoever has it acts as tenant ${tenant}.`),
     field, said,
     h("div", { class: "actions" },
       h("button", { type: "button", class: "primary", onclick: copy, autofocus: true }, "Copy key"),
       h("button", { type: "button", onclick: () => dialog.close() }, "I have stored it")));
-  document.body.append(dialog);
-  dialog.showModal();
 }
 
 function named(key) {

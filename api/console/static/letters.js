@@ -51,7 +51,7 @@ export function letters(page) {
         jobs.length > 0 && h("button", { type: "button", onclick: () => replay(jobs) }, `Replay all ${jobs.length}`),
         h("button", { type: "button", class: "danger", onclick: () => drop(some) }, `Drop all ${some.length}`)),
       table(`Dead letters: ${reason}`, [["When"], ["Job"], ["Model", null, "name"], ["Lane"], ["Actions"]], some.map((letter) => [letter, ...laneOf(letter.lane)]).map(([letter, model, lane]) => [letter.id,
-        when(letter.at), letter.job_id ? row(letter.job_id) : letter.entry, model ? modelLink(model) : "–", lane ?? "–",
+        when(letter.at), letter.job_id ? jobLink(letter.job_id) : letter.entry, model ? modelLink(model) : "–", lane ?? "–",
         h("div", { class: "actions tight" },
           letter.job_id && h("button", { type: "button", class: "small", onclick: () => replay([letter]), "aria-label": `Replay ${letter.job_id}` }, "Replay"),
           h("button", { type: "button", class: "small danger", onclick: () => drop([letter]), "aria-label": `Drop ${letter.job_id ?? letter.id}` }, "Drop"))])));
@@ -64,10 +64,4 @@ export function letters(page) {
 function laneOf(name) {
   const at = name?.lastIndexOf(":") ?? -1;
   return at < 0 ? [null, name] : [name.slice(0, at), name.slice(at + 1)];
-}
-
-function row(id) {
-  const link = jobLink(id);
-  link.setAttribute("data-row", "");
-  return link;
 }

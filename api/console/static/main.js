@@ -1,7 +1,7 @@
 // The console: logs in, shows the page that the address names, and what surrounds every page. Its keyboard: / searches, j
 // and k move in a list, Enter opens, ? shows the keys, Esc closes; single keys can be turned off.
 
-import { api, BASE, logout, session, freshness, tellFreshness, updates } from "./api.js";
+import { api, BASE, logout, session, fresh, tellFreshness, updates } from "./api.js";
 import { batch, batches } from "./batches.js";
 import { chat } from "./chat.js";
 import { clock } from "./format.js";
@@ -11,7 +11,7 @@ import { keys } from "./keys.js";
 import { letters } from "./letters.js";
 import { signIn } from "./login.js";
 import { models, overview } from "./overview.js";
-import { draw, empty, failed, h, heading } from "./parts.js";
+import { draw, empty, failed, h, heading, opened } from "./parts.js";
 import { usage } from "./usage.js";
 
 const OFF = "penstock-console-keys-off";
@@ -62,13 +62,10 @@ function move(by) {
 export function showKeys() {
   const box = h("input", { type: "checkbox", checked: !localStorage.getItem(OFF) });
   box.onchange = () => (box.checked ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, "yes"));
-  const dialog = h("dialog", { "aria-labelledby": "keys-title", onclose: () => dialog.remove() },
-    h("h2", { id: "keys-title" }, "Keyboard"),
+  const dialog = opened("keys", "Keyboard", {},
     h("dl", { class: "keys" }, KEYS.map(([key, what]) => [h("dt", {}, key.split("  ").map((each) => h("kbd", {}, each))), h("dd", {}, what)])),
     h("label", { class: "check" }, box, "Single keys work"),
     h("div", { class: "actions" }, h("button", { type: "button", onclick: () => dialog.close() }, "Close")));
-  document.body.append(dialog);
-  dialog.showModal();
 }
 
 const PAGES = [
@@ -78,12 +75,12 @@ const PAGES = [
   [/^\/console\/usage\/?$/, usage],
 ];
 const root = document.getElementById("main"), foot = document.getElementById("foot");
-let leaving = new AbortController(), who = null, fresh = { state: "loading", at: 0 };
+let leaving = new AbortController(), who = null;
 
 /** Opens an address of the console without loading the page anew. */
-function go(url, { replace = false } = {}) {
-  history[replace ? "replaceState" : "pushState"](null, "", url.startsWith("/") ? BASE + url : url);
-  return show({ focus: !replace });
+function go(url) {
+  history.pushState(null, "", url.startsWith("/") ? BASE + url : url);
+  return show({ focus: true });
 }
 
 async function show({ focus = false } = {}) {
@@ -169,6 +166,6 @@ document.addEventListener("click", followLink);
 addEventListener("popstate", () => who && show());
 addEventListener("hashchange", () => location.hash.startsWith("#link=") && location.reload()); // a link pasted into an open page
 addEventListener("signed-out", () => { session.forget(); start("Your session is over. Log in again."); });
-freshness.addEventListener("change", ({ detail }) => { fresh = detail; drawFoot(); });
+addEventListener("freshness", drawFoot);
 listenToKeys(go, toggleUpdates);
 start();

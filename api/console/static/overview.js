@@ -3,7 +3,7 @@
 
 import { ADDRESS, api, watch } from "./api.js";
 import { bytes, count, milliseconds, plural, rate, seconds } from "./format.js";
-import { badge, chart, draw, empty, facts, failed, fromCode, h, heading, livePage, loading, modelLink, section, table, when, workerLink } from "./parts.js";
+import { LANES, badge, chart, draw, empty, facts, failed, fromCode, h, heading, livePage, loading, modelLink, section, table, tile, when } from "./parts.js";
 
 export function models(page) {
   let named = decoded(location.hash.slice(1)); // a model or a worker: it is scrolled to once
@@ -39,7 +39,6 @@ function model(pool, card) {
 }
 
 const FLOW = { flowing: ["good", "✓"], behind: ["warn", "!"], stopped: ["bad", "✕"], unknown: ["dim", "?"] };
-const LANES = ["interactive", "standard", "batch"];
 const EVERY_MS = 2000;
 
 export function overview({ root, signal, title }) {
@@ -88,10 +87,6 @@ function tiles(now, history) {
     tile("Waiting", count(last?.waiting), `${count(last?.running)} running, ${rate(rates.jobs_per_s)} end per second`, plot("waiting", `Waiting jobs, now ${last?.waiting}`, count)));
 }
 
-function tile(name, value, note, plot) {
-  return h("div", { class: "card tile" }, h("h2", { class: "label" }, name), h("p", { class: "big" }, value), h("p", { class: "dim note" }, note), plot);
-}
-
 function lanes(now) {
   const rows = now.pools.flatMap((pool) => LANES.map((name) => {
     const lane = pool.lanes[name], link = `/console/jobs?lane=${name}&model=${encodeURIComponent(pool.model)}&tenant=*`;
@@ -111,7 +106,7 @@ function pools(now) {
 
 function decisions(now) {
   const rows = now.actions.slice(0, 8).map((action) => [`${action.at} ${action.action} ${action.model} ${action.worker}`, when(action.at), action.model ? modelLink(action.model) : "all",
-    [action.action, action.want !== null && action.was !== null ? ` ${action.was} → ${action.want}` : action.want !== null ? ` ${action.want}` : "", action.worker && [" ", workerLink(action.worker)]],
+    [action.action, action.want !== null && action.was !== null ? ` ${action.was} → ${action.want}` : action.want !== null ? ` ${action.want}` : "", action.worker && [" ", modelLink(action.worker)]],
     action.reason, h("td", { class: "dim wide", title: action.by }, action.by.split("@")[0])]);
   const leader = now.leader ? `${now.leader.id.split("@")[0]} leads.` : "No scheduler leads: nothing is changed.";
   return section("Last decisions", h("p", { class: "dim" }, leader), rows.length
@@ -121,7 +116,7 @@ function decisions(now) {
 
 function processes(now) {
   const rows = now.processes.map((one) => [`${one.role} ${one.id} ${one.host} ${one.pid} ${one.since}`,
-    one.role === "worker" ? workerLink(one.id) : one.id, one.role, badge(one.away?.length ? "server away" : one.state), one.model ? modelLink(one.model) : "–",
+    one.role === "worker" ? modelLink(one.id) : one.id, one.role, badge(one.away?.length ? "server away" : one.state), one.model ? modelLink(one.model) : "–",
     one.slots === null ? "–" : `${one.running} of ${one.slots}`, one.kv_tokens ? `${Math.round((100 * (one.kv_used ?? 0)) / one.kv_tokens)} %` : "–",
     when(one.since), `${one.host}, pid ${one.pid}`]);
   const { store } = now;

@@ -4,6 +4,7 @@ import { Refusal, watch } from "./api.js";
 import { draw, h } from "./dom.js";
 import { age, clock, shortId, utc } from "./format.js";
 
+export const LANES = ["interactive", "standard", "batch"];
 const STATES = {
   queued: ["wait", "◷"], in_progress: ["run", "▶"], completed: ["good", "✓"], failed: ["bad", "✕"],
   cancelled: ["dim", "⊘"], expired: ["warn", "⧖"], "server away": ["bad", "✕"],
@@ -24,17 +25,14 @@ export function when(at, { relative = true } = {}) {
   return h("time", { datetime: new Date(at * 1000).toISOString(), title: utc(at) }, relative ? age(at) : clock(at));
 }
 
-export function jobLink(id, label = shortId(id)) {
-  return h("a", { href: `/console/jobs/${id}`, class: "id", title: id }, label);
+/** A job in a row of a list. */
+export function jobLink(id) {
+  return h("a", { href: `/console/jobs/${id}`, class: "id", title: id, "data-row": true }, shortId(id));
 }
 
-export function modelLink(model) {
-  return h("a", { href: `/console/models#${encodeURIComponent(model)}` }, model);
-}
-
-/** A worker, where it runs now; one that is gone leads to the list of those that are there. */
-export function workerLink(id) {
-  return h("a", { href: `/console/models#${encodeURIComponent(id)}` }, id);
+/** A model, or a worker where it runs now; one that is gone leads to the list of those that are there. */
+export function modelLink(name) {
+  return h("a", { href: `/console/models#${encodeURIComponent(name)}` }, name);
 }
 
 export function tenantLink(tenant) {
@@ -47,6 +45,10 @@ export function heading(title, ...beside) {
 
 export function section(title, ...content) {
   return h("section", {}, h("h2", {}, title), ...content);
+}
+
+export function tile(name, value, note, plot = null) {
+  return h("div", { class: "card tile" }, h("h2", { class: "label" }, name), h("p", { class: "big" }, value), h("p", { class: "dim note" }, note), plot);
 }
 
 /** A table in its own scrolling region. `columns`: [title, class, class of its cells if that differs]; the cells of class
@@ -124,17 +126,21 @@ export async function act(work, done) {
   }
 }
 
+/** Opens a dialog with this content below its title; a closed one is gone. `name` begins its ids. */
+export function opened(name, title, props, ...content) {
+  const dialog = h("dialog", { "aria-labelledby": `${name}-title`, onclose: () => dialog.remove(), ...props }, h("h2", { id: `${name}-title` }, title), ...content);
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
 /** Asks before a change that cannot be undone; resolves to whether to go on. */
 export function confirmed(title, words, yes) {
-  return new Promise((resolve) => {
-    const dialog = h("dialog", { "aria-labelledby": "confirm-title", onclose: () => { dialog.remove(); resolve(dialog.returnValue === "yes"); } },
-      h("h2", { id: "confirm-title" }, title), h("p", {}, words),
-      h("div", { class: "actions" },
-        h("button", { type: "button", onclick: () => dialog.close("no") }, "Keep"),
-        h("button", { type: "button", class: "danger", onclick: () => dialog.close("yes") }, yes)));
-    document.body.append(dialog);
-    dialog.showModal();
-  });
+  const dialog = opened("confirm", title, {}, h("p", {}, words),
+    h("div", { class: "actions" },
+      h("button", { type: "button", onclick: () => dialog.close("no") }, "Keep"),
+      h("button", { type: "button", class: "danger", onclick: () => dialog.close("yes") }, yes)));
+  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes")));
 }
 
 /**

@@ -5,7 +5,7 @@ import { milliseconds } from "./format.js";
 import { h } from "./dom.js";
 
 const RETRY_MS = [200, 500, 1000, 2000, 4000];
-const ENDS = new Set(["completed", "failed", "cancelled", "expired"]);
+export const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);
 
 /**
  * Follows a job to its end. `on.event(name, data)` gets each event once and in order; `on.lost(error)` is called when the
@@ -25,7 +25,7 @@ export function follow(jobId, on, signal) {
       if (id) last = id;
       if (name === "ping") continue;
       on.event(name, data);
-      if (ENDS.has(name) || name === "error") return true;
+      if (ENDED.has(name) || name === "error") return true;
     }
     return false;
   }

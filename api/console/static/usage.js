@@ -2,7 +2,7 @@
 
 import { ADDRESS, api } from "./api.js";
 import { count, percent, plural } from "./format.js";
-import { empty, fromCode, h, livePage, section, select, table } from "./parts.js";
+import { empty, fromCode, h, livePage, section, select, table, tile } from "./parts.js";
 
 const DAY_MS = 86_400_000;
 const SERIES = 5; // as many have a colour of their own; the others share one
@@ -49,15 +49,10 @@ export function usage(page) {
         ["curl", `curl -H "Authorization: Bearer $KEY" '${ADDRESS}/admin/usage?by=day,${split}&format=csv'`]),
     ];
   }
-  return round;
 }
 
 function summed(rows) {
   return Object.fromEntries(AMOUNTS.map((name) => [name, rows.reduce((sum, row) => sum + row[name], 0)]));
-}
-
-function tile(name, value, note) {
-  return h("div", { class: "card tile" }, h("h2", { class: "label" }, name), h("p", { class: "big" }, value), h("p", { class: "dim note" }, note));
 }
 
 function sums(caption, name, rows, total) {
