@@ -69,8 +69,9 @@ def live_cursor(seen: int | None, now_s: float | None = None) -> int:
 
 MAX_MESSAGES = 1_000
 """Messages on a page."""
-MESSAGES_PER_SLICE = 200
-"""Messages rendered before the event loop runs other tasks: a few milliseconds."""
+MESSAGES_PER_SLICE, SLICE_BYTES = 200, 64 * 1024
+"""Messages rendered before the event loop runs other tasks, and their bytes: a few milliseconds. One message may have
+the log-probabilities of a whole prompt."""
 LEFT_OUT = frozenset(("queued", "queue.position", "started", "interrupted"))
 
 
@@ -168,8 +169,7 @@ class _StoredLog:
         """Render the messages after `point`, which is the position after `seen`, behind those of `before`."""
         first = len(self.rows) if point.over else min(point.after, len(self.rows))
         end_of_page = min(first + MAX_MESSAGES, len(self.rows))
-        work, size = self._rendered(first, end_of_page), end_of_page if self.record.job.parted else end_of_page - first
-        found = [*before, *await self.services.store_client.turns.run(work, size)]
+        found = [*before, *await self.services.store_client.turns.run(self._rendered(first, end_of_page))]
         last = self._cursor(self.rows[end_of_page - 1]) if end_of_page > first else seen
         all_rows = end_of_page == len(self.rows)
         closed = self.record.state.final and all_rows
@@ -182,13 +182,15 @@ class _StoredLog:
     def _rendered(self, first: int, end: int) -> Sliced[list[bytes]]:
         """Render the deltas at these indexes. Those before them are read, too, where calls may have begun in them."""
         facts, found = self.services.facts(self.record.job, self.record.created_ms), list[bytes]()
-        parts = CallParts() if self.record.job.parted else None
+        parts, size = CallParts() if self.record.job.parted else None, 0
         for index in range(0 if parts is not None else first, end):
             row = self.rows[index]
             called = parts.of(row) if parts is not None else None
             if index >= first:
                 found.append(message(delta_event(facts, self._cursor(row), row, called)))
-            if index % MESSAGES_PER_SLICE == 0:
+                size += len(found[-1])
+            if size >= SLICE_BYTES or index % MESSAGES_PER_SLICE == 0:
+                size = 0
                 yield
         return found
 

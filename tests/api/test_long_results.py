@@ -15,10 +15,11 @@ from redis import Redis
 from rendered import completion, facts_of
 from starlette.requests import Request
 
+from api.durable import page_after
 from api.jobs import own_record
 from api.openai.errors import ApiError
-from api.openai.rendering import completion_in_slices, to_json
-from penstock.engine import ChatTurn, Logprob
+from api.openai.rendering import Facts, completion_in_slices, to_json
+from penstock.engine import ChatTurn, Logprob, Sampling
 from penstock.loops import ROWS_PER_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
 from streaming.jobs.codec import (
@@ -236,3 +237,17 @@ async def test_only_the_owner_is_told_that_a_job_was_kept_once(
     with pytest.raises(ApiError) as refused:
         await own_record(Request({"type": "http", "app": app, "state": state, "path_params": {"job_id": job_id}}))
     assert refused.value.code == code
+
+
+async def test_messages_with_many_log_probabilities_are_rendered_in_slices(wire: RedisClient) -> None:
+    """Each row may have those of a whole prompt: few rows are much work."""
+    rows, asked = 20, Sampling(logprobs=0)
+    await put_ended(wire, long_end(rows=rows, logprobs=(Logprob("token", -1.0, ()),) * 1000))
+    record, wire.turns = await JobReader(wire).outline(JOB), Counted()
+    services = SimpleNamespace(
+        job_reader=JobReader(wire),
+        store_client=SimpleNamespace(turns=(counted := Counted())),
+        facts=lambda job, created_ms: Facts(replace(job, sampling=asked), created_ms),
+    )
+    page = await page_after(cast(Any, services), record, None)
+    assert len(page.messages) == rows + 1 and page.closed and counted.slices >= rows / 2
