@@ -7,7 +7,8 @@ import re
 from enum import Enum
 from typing import Any, get_args
 
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from api.admin.keys import KeyRequest, KeyUpdate
 from api.admin.pools import PoolOverride
@@ -546,15 +547,8 @@ ANSWERS: dict[str, Schema] = {
 
 
 PATH_PARAM = re.compile(r"\{(\w+)")
-PLAIN: dict[str, Schema] = {
-    "application/json": {"type": "object"},
-    "text/event-stream": {
-        "type": "object",
-        "description": "One event of the stream.",
-        "properties": {"event": STRING, "id": STRING, "data": STRING},
-        "required": ["data"],
-    },
-}
+EVENT = told(extended(object_of(data=STRING), **each(STRING, "event", "id")), "One event of the stream.")
+PLAIN = {"application/json": FREE, "text/event-stream": EVENT}
 """Schemas of answers by media type; any other media type is a string."""
 
 _ALWAYS = ("x-request-id", "openai-processing-ms")
@@ -672,11 +666,9 @@ def _operation(route: Route) -> dict[str, Any]:
     }
     if params := (*named, *route.params):
         operation["parameters"] = [ref("parameters", name) for name in params]
-    if route.bodies or route.form:
-        kind, body = (
-            ("multipart/form-data", route.bodies or ("Upload",)) if route.form else ("application/json", route.bodies)
-        )
-        operation["requestBody"] = {"required": True, "content": {kind: {"schema": any_of(*body)}}}
+    if bodies := route.bodies or (("Upload",) if route.form else ()):
+        kind = "multipart/form-data" if route.form else "application/json"
+        operation["requestBody"] = {"required": True, "content": {kind: {"schema": any_of(*bodies)}}}
     if route.access in _SECURITY:
         operation["security"] = _SECURITY[route.access]
     return operation
@@ -699,14 +691,11 @@ def _statuses(route: Route) -> set[int]:
 
 
 def _content(route: Route) -> dict[str, Any]:
-    content: dict[str, Any] = {}
     if "/" in route.answer:
-        content[route.answer] = {"schema": PLAIN.get(route.answer, STRING)}
+        found = {route.answer: {"schema": PLAIN.get(route.answer, STRING)}}
     else:
-        content["application/json"] = {"schema": schema(route.answer)}
-    if route.events:
-        content["text/event-stream"] = {"schema": PLAIN["text/event-stream"]}
-    return content
+        found = {"application/json": {"schema": schema(route.answer)}}
+    return found | ({"text/event-stream": {"schema": EVENT}} if route.events else {})
 
 
 def _shared_answer(words: str, headers: tuple[str, ...], name: str) -> dict[str, Any]:
@@ -732,20 +721,8 @@ def _parameters() -> dict[str, Schema]:
 
 def _request_schemas() -> dict[str, Schema]:
     """Render all models in one call, so that they share their definitions."""
-    models = (
-        *(*MODELS.values(), *JOB_MODELS.values(), BatchRequest),
-        *(
-            ConversationRequest,
-            ConversationUpdate,
-            ItemsRequest,
-            ModerationRequest,
-            PoolOverride,
-            KeyRequest,
-            KeyUpdate,
-        ),
-    )
-    _, schemas = models_json_schema(
-        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
-    )
-    defs: dict[str, Schema] = schemas["$defs"]
-    return defs
+    others = (ModerationRequest, BatchRequest, PoolOverride, KeyRequest, KeyUpdate)
+    models = (*MODELS.values(), *JOB_MODELS.values(), ConversationRequest, ConversationUpdate, ItemsRequest, *others)
+    described: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in models]
+    found: dict[str, Schema] = models_json_schema(described, ref_template="#/components/schemas/{model}")[1]["$defs"]
+    return found
