@@ -48,10 +48,7 @@ async def create(request: Request) -> Response:
         raise errors.store_full(services.refusal)
     length = request.headers.get("content-length", "")
     limits = await file_limits(services, caller)
-    with (
-        _told(),
-        Allowance(services.receiving_bytes, caller.tenant, services.files_settings.size_limit, limits) as allowance,
-    ):
+    with _allowance(services, caller.tenant, limits) as allowance:
         allowance.check_length(int(length) if length.isdecimal() else 0)
         kind = request.headers.get("content-type", "")
         idle_timeout_s = services.settings.send_timeout_s
@@ -65,20 +62,18 @@ async def keep_input(services: Services, batch: Batch, data: bytes, limits: File
     """Give a batch an input that is no upload; it counts in the quota as soon as the batch is accepted. Raises ApiError
     (413, 503)."""
     limits = limits._replace(quota=None)
-    with (
-        _told(),
-        Allowance(services.receiving_bytes, batch.tenant, services.files_settings.size_limit, limits) as allowance,
-    ):
+    with _allowance(services, batch.tenant, limits) as allowance:
         allowance.take(len(data))
         await asyncio.to_thread(services.file_store.claim, services.store.deployment)
         await asyncio.to_thread(services.file_store.begin_work, batch.id, batch.input_file, data=data)
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """Raises ApiError if there is no room for a file."""
+def _allowance(services: Services, tenant: str, limits: FileLimits) -> Iterator[Allowance]:
+    """Reserve the bytes of a file while they come. Raises ApiError if there is no room for them."""
     try:
-        yield
+        with Allowance(services.receiving_bytes, tenant, services.files_settings.size_limit, limits) as allowance:
+            yield allowance
     except QuotaExceeded as error:
         raise errors.quota_exceeded(error, "file") from None
     except OSError as error:

@@ -100,17 +100,13 @@ class Services:
     def __post_init__(self) -> None:
         store_client = self.store_client
         self.headroom, self.file_store = Headroom(store_client), FileStore(self.files_settings.dir)
-        self.queue, self.job_reader = (
-            Queue(store_client, self.headroom, self.weights, self.limits),
-            JobReader(store_client),
-        )
+        self.queue = Queue(store_client, self.headroom, self.weights, self.limits)
+        self.job_reader = JobReader(store_client)
         self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
         self.files, self.batches, self.quota_usage = Files(store_client), Batches(store_client), Quotas(store_client)
         self.media = MediaReader(self.media_settings, store_client, self.file_store)
-        self.conversations, self.dead_letters = (
-            Conversations(store_client, self.headroom),
-            DeadLetters(store_client, self.weights),
-        )
+        self.conversations = Conversations(store_client, self.headroom)
+        self.dead_letters = DeadLetters(store_client, self.weights)
         self.usage = UsageCounts(store_client)
         self.plans, self.webhooks = Plans(store_client), Webhooks(store_client)
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
@@ -274,9 +270,8 @@ class Services:
                         processes_of("worker"), PLANS, overrides_of(self.models), LEADER, NOW
                     )
                     self.waits.plans.learn(plans, now_ms)
-                    stalls = {}
-                    for model, settings in self.models.items():
-                        plan, override = plans.get(model), overrides.get(model)
-                        if stall := stall_of(model, settings, workers, plan, override, lead=lead):
-                            stalls[model] = stall
-                    self.waits.readiness.learn(workers, stalls)
+                    stalls = {
+                        name: stall_of(name, model, workers, plans.get(name), overrides.get(name), lead=lead)
+                        for name, model in self.models.items()
+                    }
+                    self.waits.readiness.learn(workers, {name: stall for name, stall in stalls.items() if stall})
