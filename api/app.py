@@ -32,7 +32,6 @@ from api.chat import JobEndpoint
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openapi import document
-from api.responses import Responses
 from api.routes import ROUTES
 from api.services import Services
 from streaming import errors as store
@@ -375,7 +374,7 @@ class Endpoints:
         scope["app"], state = self._app, scope["state"]
         receive, endpoint = decoded(scope, receive), state["endpoint"]
         try:
-            if isinstance(endpoint, (JobEndpoint, Responses)):  # a union is made anew at each call
+            if isinstance(endpoint, JobEndpoint):
                 await endpoint(scope, receive, send)
             else:
                 await (await endpoint(Request(scope, receive, send)))(scope, receive, send)

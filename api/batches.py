@@ -56,12 +56,11 @@ async def accept_batch(request: Request, asked: BatchRequest, body: bytes, lines
     batch_id, trace = services.batches.new_id(caller.tenant, key), request.scope["state"]["trace"]
     batch = replace(_batch(services, caller, asked, batch_id, trace), lines=len(lines))
     limits = await file_limits(services, caller)
-    used, limit_bytes = limits.used, limits.quota
-    if asked.schedule is not None:
-        times = asked.schedule.cron, asked.schedule.timezone
-        batch = replace(batch, cron=times[0], timezone=times[1], file_limit=limit_bytes)
-    if limit_bytes is not None and used >= limit_bytes and not (key and await _is_known(services, batch)):
-        raise QuotaExceeded("file_bytes", used, limit_bytes)
+    limit_bytes = limits.quota
+    if (schedule := asked.schedule) is not None:
+        batch = replace(batch, cron=schedule.cron, timezone=schedule.timezone, file_limit=limit_bytes)
+    if limit_bytes is not None and limits.used >= limit_bytes and not (key and await _is_known(services, batch)):
+        raise QuotaExceeded("file_bytes", limits.used, limit_bytes)
     data = b"".join(lines)
     input_bytes = len(data)
     try:
@@ -71,9 +70,7 @@ async def accept_batch(request: Request, asked: BatchRequest, body: bytes, lines
             input_bytes = (await services.files.get(asked.input_file_id, caller.tenant)).size
             await asyncio.to_thread(services.file_store.begin_work, batch.id, asked.input_file_id)
     except (UnknownFile, FileNotFoundError):
-        if not key or not await _is_known(
-            services, batch
-        ):  # with a key: the batch exists, and its file was deleted since
+        if not (key and await _is_known(services, batch)):  # with a key: its file was deleted since
             raise errors.invalid_request("input_file_id names no file of yours.", "input_file_id") from None
     try:
         record = await services.batches.create(batch, hashlib.sha256(body).hexdigest(), limit_bytes, input_bytes)

@@ -173,11 +173,8 @@ async def context_of(services: Services, scope: Scope, asked: InputFields) -> Co
 async def _context(services: Services, caller: Caller, asked: InputFields, client: Watched) -> Context:
     version, named = -1, "input"
     limit, turns, previous = services.settings.body_limit, tuple[ChatTurn, ...](), ""
-    left = (
-        limit
-        - len(encode(Chat(text_only(asked.prompt_asked.turns))))
-        - (len(encode(asked.tools_asked)) if asked.tools_asked else 0)
-    )
+    tools = asked.tools_asked
+    left = limit - len(encode(Chat(text_only(asked.prompt_asked.turns)))) - (len(encode(tools)) if tools else 0)
     if asked.previous_response_id is not None:
         record = await find(services, caller.tenant, job_of(asked.previous_response_id))
         if record is None:
@@ -321,15 +318,14 @@ async def add_items(request: Request) -> Response:
     items, ignored = new_items(asked.items, token), ignored_header(asked)
     for _ in range(MAX_READS):
         conversation = await _own(request)
-        if not items or _already_added(conversation, token):
-            return as_page({item.id: item.shown for item in items}, headers=ignored)
-        if conversation.turn:
-            raise errors.conversation_locked()
-        _check_room(request, conversation.items, items)
-        try:
-            await services.conversations.add(conversation, items, services.quotas(caller))
-        except ConversationChanged:
-            continue
+        if items and not _already_added(conversation, token):
+            if conversation.turn:
+                break
+            _check_room(request, conversation.items, items)
+            try:
+                await services.conversations.add(conversation, items, services.quotas(caller))
+            except ConversationChanged:
+                continue
         return as_page({item.id: item.shown for item in items}, headers=ignored)
     raise errors.conversation_locked()
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.admission import Admitted, accept, caller_of, idempotency_key, prepare, read_body, read_request, services_of
 from api.auth.keys import Caller
+from api.chat import JobEndpoint
 from api.conversations import add_turn, context_of, find, items_page, own_items
 from api.events import EventStream, HistoryChanged, authors, deltas_of, in_parts, patiently
 from api.jobs import as_json, job_headers, wait_for_end
@@ -27,7 +28,6 @@ from api.openai.responses.items import job_of, response_id
 from api.openai.responses.object import QUEUED, RUNNING, START, EventSequence, ended_response, form_of, response_object
 from api.openai.responses.request import Context, InputFields, ResponseRequest
 from api.openai.results import answer_in_slices, count_of
-from api.openai.schemas import Kind
 from api.query import value_of
 from api.services import Services
 from api.stream.reply import PING, STREAM_HEADERS, NumberedFlow, NumberedReply, WholeReply, body_message, stream_url
@@ -42,11 +42,8 @@ CANCEL_WAIT_S = 5.0
 DELETE_WAIT_S = 10.0
 
 
-class Responses:
-    """POST /v1/responses and /v1/responses/input_tokens, as plain ASGI like the chat endpoint."""
-
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
+class Responses(JobEndpoint):
+    """POST /v1/responses and /v1/responses/input_tokens."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with a response, whole, streamed or queued. Raises ApiError before the answer starts."""
@@ -310,7 +307,7 @@ class ResponseStream(NumberedReply):
         await self._writer.write(data, more=True)
         services.relay.close(self._buffer)
         keep_alive_s = services.settings.keep_alive_s
-        await self._writer.write_events(self._rest(), keep_alive_s, PING, on_written=self._note_written)
+        await self._writer.write_events(self._rest(), keep_alive_s, PING, on_written=self._note_first_sent)
         self._delivery.last_got = self._delivery.last_sent = time.monotonic()
 
     async def _rest(self) -> AsyncGenerator[bytes, None]:
@@ -325,10 +322,6 @@ class ResponseStream(NumberedReply):
             async for data in events:
                 yield data
         self._buffer.terminal = reader.ended
-
-    def _note_written(self) -> None:
-        if self._flow.last:
-            self._delivery.note_first_sent()
 
     async def _fail(self, send: Send, error: ApiError) -> None:
         self._services.metrics.count_error(error.code)

@@ -115,8 +115,9 @@ class RequestGuard:
             if found is None:
                 return self._unlisted(scope)
             await self._authenticate(found.route.access, scope)
-            if (caller := state.get("caller")) is not None and caller.endpoints:
-                self._check_scope(found.route.path, caller)
+            only = caller.endpoints if (caller := state.get("caller")) is not None else ()
+            if only and (name := endpoint_of(found.route.path)) not in only:
+                raise errors.outside_of_key("endpoints", name)
             if self._floods.buckets.full_at:
                 self._floods.check(scope)
         except ApiError as error:  # no other variable may keep it: with its traceback it would be a cycle
@@ -138,12 +139,6 @@ class RequestGuard:
         if preflight is None:
             raise errors.method_not_allowed({*methods, "HEAD"} if "GET" in methods else methods)
         return preflight
-
-    @staticmethod
-    def _check_scope(path: str, caller: Caller) -> None:
-        """Raise ApiError (403) if the caller's key, which is for some endpoints, is not for this path."""
-        if (name := endpoint_of(path)) not in caller.endpoints:
-            raise errors.outside_of_key("endpoints", name)
 
     async def _authenticate(self, access: Access, scope: Scope) -> None:
         """Note the caller in the scope, unless the route is open to anyone: the holder of a key or, with the token of a

@@ -573,6 +573,9 @@ class StreamReply(Reply):
         write = self._connection.end_stream if self._finished else self._connection.write_chunk
         if not write(data):
             await self._writer.write(data, more=not self._finished)
+        self._note_first_sent()
+
+    def _note_first_sent(self) -> None:
         if self._flow.last:
             self._delivery.note_first_sent()
 
