@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from sim_worker import a_job, all_ended, begun, ended, failure_of, has_deltas, put_job, text_of, until
 
-from penstock.engine import ChatTurn, Sampling
+from penstock.engine import ChatTurn, Sampling, Stats
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
@@ -61,6 +62,27 @@ async def test_a_handed_back_text_keeps_its_adapter(wire: RedisClient, recorder:
         assert [each.outcome for each in record.attempts] == ["handed_back", "completed"]
     await slow.stop()
     await all_ended([second])
+
+
+class SilentEngine(SimEngine):
+    """Does not say which adapters it has loaded."""
+
+    def stats(self) -> Stats:
+        return replace(super().stats(), adapters=())
+
+
+async def test_what_running_texts_need_counts_as_loaded(wire: RedisClient, recorder: Recorder) -> None:
+    """Also of an engine that says nothing of it, or loads an adapter only with the text's turn."""
+    queue = Queue(wire)
+    silent = SilentEngine("m", SimSettings(step_ms=1, prefill_ms=1, slots=2), ("law", "sql"))
+    worker = await begun(wire, silent, WorkerSettings(prefetch=0), recorder)
+    running = await put_job(queue, adapter="sql", v=7, max_tokens=5000)
+    await until(lambda: has_deltas(wire, running.id, 2))
+    jobs: list[Job] = [a_job(queue, adapter=name, v=7) for name in ("law", "sql")]
+    await queue.put_parts(jobs)
+    law, sql = await asyncio.gather(*(ended(wire, job.id) for job in jobs))
+    assert sql.stamps.claimed < law.stamps.claimed
+    await all_ended([worker])
 
 
 async def test_a_worker_takes_what_it_has_loaded_first(wire: RedisClient, recorder: Recorder) -> None:

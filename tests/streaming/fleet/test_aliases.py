@@ -13,6 +13,7 @@ from streaming.jobs.settings import TenantSettings
 
 MODELS = {name: ModelSettings(engine="sim") for name in ("llama-8b", "claude-own", "other")}
 MODELS["other"] = ModelSettings(engine="sim", adapters={"sql": "/sql", "law": "/law"})
+MODELS["org/m:8b"] = ModelSettings(engine="sim", adapters={"tax": "/tax"})
 GENERAL = {"gpt-4o-mini": "llama-8b", "claude-*": "llama-8b", "claude-3*": "other", "gpt-4o": "other"}
 GENERAL["tuned-*"] = "other:sql"
 ALIASES = Aliases(GENERAL, {"red": {"gpt-*": "other", "gpt-4o": "llama-8b"}}, "gpt-4o")
@@ -35,6 +36,8 @@ ALIASES = Aliases(GENERAL, {"red": {"gpt-*": "other", "gpt-4o": "llama-8b"}}, "g
         ("red", "claude-2", Target("llama-8b", "claude-*")),
         ("blue", "other:sql", Target("other", adapter="sql")),
         ("blue", "law", Target("other", adapter="law")),
+        ("blue", "org/m:8b:tax", Target("org/m:8b", adapter="tax")),
+        ("blue", "8b:tax", None),
         ("red", "gpt-sql", Target("other", "gpt-*")),
         ("blue", "tuned-1", Target("other", "tuned-*", "sql")),
         ("blue", "llama-8b:sql", None),

@@ -49,6 +49,20 @@ async def test_what_is_loaded_goes_first(wire: RedisClient) -> None:
     assert await order_of(wire, [job_of(each) for each in ("x", "y", "a", "", "a")], ["a"]) == "a-axy"
 
 
+async def test_a_part_of_a_loaded_name_is_not_loaded(wire: RedisClient) -> None:
+    """Names may have the characters of a pattern, too."""
+    jobs = [job_of(each) for each in ("law", "a.c", "sql-2")]
+    assert await order_of(wire, jobs, ["claw", "law-2", "abc", "sql-2"]) == "sql-2lawa.c"
+
+
+async def test_shares_of_tenants_stay(wire: RedisClient) -> None:
+    """A tenant that crowds a worker gets no more places because its adapters are loaded."""
+    await Queue(wire).put_parts([job_of(each, "many") for each in "aaa"])
+    lease = await a_lease(wire)
+    found = (await lease.claim(0, 3, shared=1, crowding=["many"], adapters=["a"])).jobs
+    assert len(found) == 1
+
+
 async def test_a_worker_without_adapters_keeps_the_order(wire: RedisClient) -> None:
     assert await order_of(wire, [job_of(each) for each in "xyaa"], None) == "xyaa"
 
