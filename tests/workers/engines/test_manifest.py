@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,7 +57,10 @@ def test_a_changed_file_is_refused(folder: Path, name: str) -> None:
         (lambda folder: (folder / "model" / "deep" / ".hidden").write_text(""), "nobody vouches"),
         (lambda folder: (folder / "model" / "link").symlink_to("/etc/hostname"), "nobody vouches"),
         (lambda folder: (folder / "SHA256SUMS").write_text(""), "nobody vouches"),
+        (lambda folder: (folder / "model" / "SHA256SUMS").write_text(""), "nobody vouches"),
         (lambda folder: (folder / "SHA256SUMS").write_text("what  model/config.json\n"), "line 1"),
+        (lambda folder: (folder / "SHA256SUMS").write_text(f"{'0' * 63}  model/config.json\n"), "line 1"),
+        (lambda folder: (folder / "SHA256SUMS").write_text(f"\\{'0' * 64}  model/config.json\n"), "line 1"),
         (lambda folder: (folder / "SHA256SUMS").unlink(), "cannot be checked"),
         (lambda folder: (folder / "model" / "deep").rename(folder / "elsewhere"), ""),
     ],
@@ -70,6 +74,31 @@ def test_what_nobody_vouches_for_is_refused(folder: Path, change: Callable[[Path
         manifest.check(folder / "SHA256SUMS", [folder / "model"])
 
 
+def test_both_forms_of_a_line_are_read(folder: Path) -> None:
+    """sha256sum marks a file that it read as binary; other programs write capitals."""
+    path = folder / "SHA256SUMS"
+    lines = [line.split() for line in path.read_text().splitlines()]
+    path.write_text("".join([f"{digest.upper()} *{name}\n" for digest, name in lines]))
+    manifest.check(path, [folder / "model"])
+
+
+def test_what_lies_behind_a_link_or_cannot_be_listed_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "other").mkdir()
+    (folder / "other" / "modeling_toy.py").write_text("import os")
+    (folder / "model" / "more").symlink_to(folder / "other")
+    assert "nobody vouches" in refused(folder)
+    (folder / "model" / "more").unlink()
+    scandir = os.scandir
+
+    def denied(path: str) -> object:
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    assert "Permission denied" in refused(folder)
+
+
 def test_a_name_the_engine_would_fetch_is_refused(folder: Path) -> None:
     """What does not lie here cannot be checked here."""
     assert "no file or folder of this machine" in refused(folder, Path("meta-llama/Llama-3.1-8B"))
@@ -78,7 +107,7 @@ def test_a_name_the_engine_would_fetch_is_refused(folder: Path) -> None:
 def test_every_piece_of_a_file_in_pieces_is_checked(tmp_path: Path) -> None:
     """llama.cpp is given the first and loads the others."""
     names = [f"m-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
-    for name in (*names, "m.gguf", "other-00001-of-00003.gguf"):
+    for name in (*names, "m.gguf", "m-00001-of-00002.gguf", "other-00001-of-00003.gguf"):
         (tmp_path / name).write_text(name)
     assert [path.name for path in manifest.shards(tmp_path / names[0])] == names
     assert manifest.shards(tmp_path / "m.gguf") == [tmp_path / "m.gguf"]
@@ -95,3 +124,26 @@ async def test_llamacpp_opens_no_file_that_differs(folder: Path) -> None:
     path.write_bytes(FILES["config.json"])
     with pytest.raises(EngineDead, match="GGUF"):  # it is as listed, and no model
         await LlamacppEngine("toy", settings, path).start(lambda _: None, phases.append)
+
+
+@pytest.mark.parametrize("changed", ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "sql.gguf", "law.gguf"])
+async def test_llamacpp_opens_no_shard_and_no_adapter_that_differs(tmp_path: Path, changed: str) -> None:
+    """Nor an adapter that is not there, whatever the manifest says of it."""
+    names = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "sql.gguf", "law.gguf"]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    listed = [f"{hashlib.sha256(name.encode()).hexdigest()}  {name}\n" for name in names]
+    (tmp_path / "SHA256SUMS").write_text("".join(listed))
+    path, adapters = tmp_path / names[0], {name: str(tmp_path / f"{name}.gguf") for name in ("sql", "law")}
+
+    async def problem(**more: str) -> str:
+        settings = LlamacppSettings(path=path, manifest=tmp_path / "SHA256SUMS")
+        with pytest.raises(EngineDead) as raised:
+            await LlamacppEngine("toy", settings, path, adapters | more).start(lambda _: None, lambda _: None)
+        return str(raised.value)
+
+    assert "SHA-256" not in await problem()
+    (tmp_path / changed).write_text("another")
+    assert "SHA-256 differs" in await problem()
+    (tmp_path / changed).write_text(changed)
+    assert "no file or folder" in await problem(tax=str(tmp_path / "none.gguf"))
