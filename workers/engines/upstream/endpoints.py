@@ -17,8 +17,9 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.config import ConfigError, hide
+from penstock.engine import ModelCard
 from workers.engines.upstream.http import BrokenReply, ConnectError, ServerAddress, UpstreamClient, proxy_for, without
-from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe, gauges
+from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe, gauges, lacking
 from workers.engines.upstream.settings import UpstreamSettings
 
 if TYPE_CHECKING:
@@ -70,10 +71,11 @@ class Breaker:
         return not self.reason
 
     def succeed(self) -> None:
-        """An answer was completed."""
+        """An answer was completed. What only other settings change is known by a probe alone."""
         self._forget()
-        self.reason, self._probing, self.in_doubt = "", False, False
-        self._delay_s = self._lasting_delay_s = MIN_OPEN_S
+        self._delay_s = MIN_OPEN_S
+        if self._lasting_delay_s == MIN_OPEN_S:
+            self.reason, self._probing, self.in_doubt = "", False, False
 
     def half_open(self) -> None:
         """A probe found the server there."""
@@ -355,8 +357,6 @@ class ServerEndpoint:
         self.keys = list(model.keys) or [UpstreamKey("", "")]
         self.breaker, self.budget = Breaker(), InFlightBudget(self._settings.max_in_flight)
         self.facts: ServerFacts | None = None
-        self.unfit = ""
-        """Why it gets no requests although it answers: it can do less than the model's card says."""
         self.in_flight = 0
         self.replies: dict[str, StreamReader] = {}
         """By request id, the replies that are being read."""
@@ -370,7 +370,7 @@ class ServerEndpoint:
     @property
     def ready(self) -> bool:
         """Whether it may get requests."""
-        return self.breaker.closed and self.facts is not None and not self.unfit
+        return self.breaker.closed and self.facts is not None
 
     @property
     def secrets(self) -> list[str]:
@@ -421,13 +421,18 @@ class ServerEndpoint:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def probe(self) -> None:
-        """Ask the server what it is; the breaker learns whether it is there. Raises ProbeFailed."""
+    async def probe(self, card: ModelCard | None) -> None:
+        """Ask the server what it is; the breaker learns whether it is there, and can do what the model's `card` says.
+        Raises ProbeFailed."""
         before, failed = self.facts, None
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 key, adapters = self.keys[0].secret, self._model.adapters.values()
                 facts = await ServerProbe(self.client, self._settings, self._model.name, key, adapters).facts()
+            if facts.assumed and before is not None:  # its API process has just started
+                facts = before
+            if card is not None and (reason := lacking(card, facts)):
+                raise ProbeFailed(reason, lasting=True)
         except ProbeFailed as error:
             failed = ProbeFailed(without(self.secrets, str(error))[:MAX_PROBE_WORDS], lasting=error.lasting)
         except TimeoutError:
@@ -438,8 +443,6 @@ class ServerEndpoint:
         if failed is not None:
             self.breaker.fail_probe(str(failed), time.monotonic(), lasting=failed.lasting)
             raise failed
-        if facts.assumed and before is not None:  # its API process has just started
-            facts = before
         self.facts = facts
         if before is None or before.slots != facts.slots or not (self.breaker.closed or self.breaker.in_doubt):
             self.budget.reset(facts.slots or self._settings.slots)

@@ -18,7 +18,7 @@ from workers.engines.upstream.endpoints import ANSWERS_S, REFUSED_S, Fault, Serv
 from workers.engines.upstream.exchange import Exchange, home_of, stop_by_name, stop_generation
 from workers.engines.upstream.generation import UpstreamGeneration
 from workers.engines.upstream.reply import End, ReplyOutcome
-from workers.engines.upstream.server import ProbeFailed, card_of, lacking
+from workers.engines.upstream.server import ProbeFailed, card_of
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class ServerPool:
 
     def away(self) -> tuple[str, ...]:
         """The servers that get no requests, at most MAX_NAMED, each with the reason."""
-        reasons = [(each.url, each.unfit or each.breaker.reason) for each in self.endpoints if not each.ready]
+        reasons = [(each.url, each.breaker.reason) for each in self.endpoints if not each.ready]
         return tuple([f"{url} ({reason[:MAX_REASON]})" for url, reason in reasons[:MAX_NAMED]])
 
     def wait_s(self, cost: int, now: float) -> float:
@@ -138,11 +138,11 @@ class ServerPool:
 
     async def probe(self, *endpoints: ServerEndpoint) -> dict[str, ProbeFailed]:
         """Ask servers what they are; none named: all. Returns those that cannot be used, by address."""
-        failures, asked = dict[str, ProbeFailed](), endpoints or self.endpoints
-        for endpoint in asked:
+        failures = dict[str, ProbeFailed]()
+        for endpoint in endpoints or self.endpoints:
             before = endpoint.breaker.reason
             try:
-                await endpoint.probe()
+                await endpoint.probe(self.card)
             except ProbeFailed as error:
                 failures[endpoint.url] = error
                 if str(error) != before:
@@ -152,10 +152,6 @@ class ServerPool:
         known = [each.facts for each in self.endpoints if each.facts is not None]
         if self.card is None and known:
             self.card = card_of(self.model, self.settings, known)
-        for endpoint in asked:
-            endpoint.unfit = lacking(self.card, endpoint.facts) if self.card and endpoint.facts else ""
-            if endpoint.unfit:
-                log.error("%s gets no requests: %s", endpoint.url, endpoint.unfit)
         self._fill()
         return failures
 

@@ -81,7 +81,7 @@ async def test_a_probe_whose_error_has_no_words_is_made_again(monkeypatch: pytes
     endpoint = ServerEndpoint("http://gpu-1:8000/v1", UpstreamModel("m", UpstreamSettings(), ()))
     for _ in range(2):
         with pytest.raises(ProbeFailed, match="ConnectionResetError"):
-            await endpoint.probe()
+            await endpoint.probe(None)
         assert not endpoint.ready and endpoint.breaker.may_probe(time.monotonic() + 10)
 
 
@@ -94,6 +94,10 @@ def test_a_failure_that_lasts_is_probed_ever_later() -> None:
             now += 0.05
         breaker.fail_probe("no such key", now, lasting=True)
     assert not breaker.may_probe(now + MAX_OPEN_S - 0.1) and breaker.may_probe(now + MAX_OPEN_S)
+    breaker.succeed()
+    assert not breaker.closed, "what was sent before does not tell what has changed since"
+    breaker.half_open()
+    assert breaker.closed
 
 
 def test_a_budget_grows_by_one_a_window_and_halves_when_the_server_is_busy() -> None:

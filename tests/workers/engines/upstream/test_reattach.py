@@ -327,4 +327,4 @@ async def test_a_penstock_that_has_just_started_can_what_it_could() -> None:
         await fake.start()
         await until(lambda: desk.engine._own.ready)
         (endpoint,) = desk.engine._own.endpoints
-        assert endpoint.facts is not None and endpoint.facts.json_schema and not endpoint.unfit
+        assert endpoint.facts is not None and endpoint.facts.json_schema and endpoint.ready
