@@ -31,12 +31,7 @@ class Strict:
         self.made.append(self)
 '''
 CONFIGS = ("DecodingBaseConfig", "KvCacheConfig", "SchedulerConfig", "TorchLlmArgs")
-PROXY = {False: "each.result()", True: "each.done() if self._engine_dead else each.result()"}
 READ = {"embedding_bias": "py_embedding_bias", "alternatives": "py_num_logprobs"}
-CANCELLED = {
-    False: "self.waiting_queue.remove_by_ids(self.canceled_req_ids)",
-    True: "self._enqueue_responses(self.waiting_queue.remove_by_ids(self.canceled_req_ids))",
-}
 
 
 def signature(version: str, symbol: str) -> dict[str, str]:
@@ -108,7 +103,7 @@ def sources(version: str) -> dict[str, str]:
             *(strict(version, name) for name in CONFIGS),
         )),
         "executor/__init__.py": "\n".join((
-            "from .proxy import *", "from .request import *", "from .result import *",
+            "from .request import *", "from .result import *",
             "from .utils import RequestError", "",
         )),
         "executor/request.py": f"from tensorrt_llm.strict import Strict\n\n{strict(version, 'LoRARequest')}",
@@ -117,15 +112,6 @@ def sources(version: str) -> dict[str, str]:
             plain("CompletionOutput", FACTS["fields"]["CompletionOutput"]), "class GenerationResult:",
             "    def __init__(self):", *(f"        self.{each} = None" for each in FACTS["fields"]["RequestOutput"]),
             "", "    def abort(self): ...", "",
-        )),
-        "executor/proxy.py": "\n".join((
-            "class GenerationExecutorProxy:", "    def shutdown(self):",
-            "        for each in self.futures:", f"            {PROXY[does['bounded_shutdown']]}", "",
-        )),
-        "_torch/pyexecutor/py_executor.py": "\n".join((
-            "class PyExecutor:", "    def _handle_errors(self):",
-            "        self._error_budget.consume()" if does["error_budget"] else "        self.active_requests.clear()",
-            "", "    def _handle_canceled_requests(self):", f"        {CANCELLED[does['answers_waiting_aborts']]}", "",
         )),
         "_torch/pyexecutor/sampler/__init__.py": "",
         "_torch/pyexecutor/sampler/sampler.py": "\n".join((

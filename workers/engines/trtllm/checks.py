@@ -58,9 +58,6 @@ WITHOUT = {
     "alternatives": "log-probabilities are those of the tokens themselves alone",
     "grammar_errors": "JSON schemas and forced calls are refused: one bad schema would end the engine",
     "tag_formats": "calls that the model chooses follow no grammar",
-    "answers_waiting_aborts": "nothing: the adapter ends an aborted request that has not begun",
-    "bounded_shutdown": "nothing: its waits are in a thread, and the worker ends in time",
-    "error_budget": "nothing: the health check tells",
 }
 """What is different without a behaviour."""
 

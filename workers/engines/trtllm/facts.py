@@ -36,9 +36,8 @@ CALL = "LLM.generate_async"
 MAX_LOOKUPS = 200
 """Modules asked for one name, and base classes of one class."""
 PYEXECUTOR = "tensorrt_llm._torch.pyexecutor"
-SAMPLER, EXECUTOR = f"{PYEXECUTOR}.sampler", f"{PYEXECUTOR}.py_executor"
+SAMPLER = f"{PYEXECUTOR}.sampler"
 GRAMMAR, GUIDED = f"{PYEXECUTOR}.grammar_matcher", f"{PYEXECUTOR}.guided_decoder"
-PROXY = "tensorrt_llm.executor.proxy"
 
 
 @dataclass(frozen=True)
@@ -263,22 +262,6 @@ def _seed(source: Source) -> Found:
     return bool(place) and not partly, where or place
 
 
-def _answers_waiting_aborts(source: Source) -> Found:
-    """Else the request is taken from the queue, and that is all."""
-    place, names = _attributes_in(source, EXECUTOR, "PyExecutor", "_handle_canceled_requests")
-    return any("response" in name for name in names), place
-
-
-def _bounded_shutdown(source: Source) -> Found:
-    """Its waits depend on whether the engine is known to be dead."""
-    place, names = _attributes_in(source, PROXY, "GenerationExecutorProxy", "shutdown")
-    return "_engine_dead" in names, place
-
-
-def _error_budget(source: Source) -> Found:
-    return _mentions(source, [EXECUTOR], lambda node: isinstance(node, ast.Attribute) and "error_budget" in node.attr)
-
-
 def _samples(field: str) -> Callable[[Source], Found]:
     """Whether the sampler resolves a request's `field`. Samplers without this class take `top_p` alone."""
     return lambda source: _mentions(source, _sampler(source), lambda node: (
@@ -323,14 +306,7 @@ def _mentions(source: Source, modules: Iterable[str], wanted: Callable[[ast.AST]
     return False, ""
 
 
-def _attributes_in(source: Source, module: str, owner: str, method: str) -> tuple[str, set[str]]:
-    """The place of a method, and the attributes that it reads or calls."""
-    kind = source.find(module, owner)
-    found = source.member(kind, method) if kind else None
-    return (found.place, {getattr(node, "attr", "") for node in ast.walk(found.node)}) if found else ("", set())
-
-
-DECISIVE: Mapping[str, tuple[str, Callable[[Source], Found]]] = {
+BEHAVIOURS: Mapping[str, tuple[str, Callable[[Source], Found]]] = {
     "penalties": (SAMPLER, _penalties),
     "prompt_ignore_length": (SAMPLER, _prompt_ignore_length),
     "seed": (SAMPLER, _seed),
@@ -342,15 +318,6 @@ DECISIVE: Mapping[str, tuple[str, Callable[[Source], Found]]] = {
     "tag_formats": (GRAMMAR, _tag_formats),
 }
 """Fields of Facts, each with its probe and the module without which nothing can be said."""
-BEHAVIOURS: Mapping[str, tuple[str, Callable[[Source], Found]]] = {
-    **DECISIVE,
-    "answers_waiting_aborts": (EXECUTOR, _answers_waiting_aborts),
-    "bounded_shutdown": (PROXY, _bounded_shutdown),
-    "error_budget": (EXECUTOR, _error_budget),
-}
-"""All probes. The adapter also copes without the last three:
-an abort of a request that has not begun gets an answer, a shutdown does not wait for a dead engine, and the engine
-survives a step that fails."""
 MIN_LOGPROBS = 20
 """Of versions that do not say how many alternatives they give."""
 
@@ -386,5 +353,5 @@ def read(root: Path) -> Facts:
         modules={symbol: module for symbol, (module, _) in found.items() if symbol in SYMBOLS},
         names={symbol: source.names(each) for symbol, (_, each) in found.items()},
         max_logprobs=limit if isinstance(limit, int) else MIN_LOGPROBS,
-        **{name: probe(source)[0] for name, (_, probe) in DECISIVE.items()},
+        **{name: probe(source)[0] for name, (_, probe) in BEHAVIOURS.items()},
     )
