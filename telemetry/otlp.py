@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 from urllib.parse import unquote
 
 from penstock.loops import ExpectedErrors, backoff
@@ -85,13 +85,7 @@ def _name(name: str) -> bytes:
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
-_KINDS: Mapping[Kind, bytes] = {
-    "internal": b"\x30\x01",
-    "server": b"\x30\x02",
-    "client": b"\x30\x03",
-    "producer": b"\x30\x04",
-    "consumer": b"\x30\x05",
-}
+_KINDS: Mapping[str, bytes] = {kind: bytes((0x30, number)) for number, kind in enumerate(get_args(Kind), 1)}
 _TIMES = struct.Struct("<BQBQ")
 
 

@@ -15,13 +15,15 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 
-from penstock.engine import TaskKind
+from penstock.engine import MEDIA_KINDS, TaskKind
 from telemetry.otlp import Attributes, Kind, SpanSender, Value, encode_span
 from telemetry.redaction import redact
 
 TRACEPARENT = "traceparent"
 TRACESTATE = "tracestate"
 TRACESTATE_LIMIT = 512
+SAMPLED = "01"
+"""The flags of a context whose spans are recorded."""
 
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _TRACESTATE = re.compile(rf"[\x20-\x7e]{{1,{TRACESTATE_LIMIT}}}")
@@ -49,16 +51,37 @@ def extract(headers: Mapping[str, str]) -> dict[str, str]:
 class Span:
     """One operation in a trace. Any callback may end it; it ends once, and later calls do nothing.
 
-    This class records nothing: a process without a collector uses it. With a parent it passes on the parent's context
-    unchanged, so that a trace which other processes record is not interrupted.
+    A span without a sender records nothing: all are so in a process without a collector. With a parent it passes on the
+    parent's context unchanged, so that a trace which other processes record is not interrupted.
     """
 
-    __slots__ = ("_carrier", "_token")
-    recorded = False
-    """Whether the collector gets it."""
+    __slots__ = (
+        *("_attributes", "_carrier", "_events", "_kind", "_links", "_name", "_parent", "_sender", "_start_ns"),
+        *("_token", "recorded"),
+    )
 
-    def __init__(self, carrier: dict[str, str]) -> None:
-        self._carrier = carrier
+    def __init__(
+        self,
+        carrier: dict[str, str],
+        sender: SpanSender | None = None,
+        name: str = "",
+        parent: Mapping[str, str] = {},
+        kind: Kind = "internal",
+        start_ns: int | None = None,
+        attributes: Attributes | None = None,
+        links: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        """`parent`: as `extract` gave it; {}: none."""
+        self._carrier, self._sender = carrier, sender
+        self.recorded = sender is not None
+        """Whether the collector gets it when it has ended."""
+        if sender is None:
+            return
+        self._name, self._parent, self._kind, self._links = name, parent, kind, links
+        self._start_ns = start_ns or time.time_ns()
+        self._attributes: dict[str, Value] = dict(attributes) if attributes else {}
+        self._events: list[tuple[str, Attributes, int]] = []
+        """Name, attributes and time of each."""
 
     def __enter__(self) -> Span:
         """Within the block, log lines of this task (and of tasks it starts) carry this span's ids. One block at a time;
@@ -85,6 +108,8 @@ class Span:
 
     def add_event(self, name: str, at_ns: int | None = None, attributes: Attributes | None = None) -> None:
         """Note something that happens within the span, now or at `at_ns` (Unix nanoseconds)."""
+        if self._sender is not None:
+            self._events.append((name, attributes or {}, at_ns or time.time_ns()))
 
     def end(
         self,
@@ -99,6 +124,15 @@ class Span:
             error: why the operation failed.
             name: replaces the name that the span began with.
         """
+        if self._sender is None:
+            return
+        if isinstance(error, BaseException):
+            self.add_event("exception", attributes=_exception(error))
+        sender, self._sender = self._sender, None
+        times, own = (self._start_ns, end_ns or time.time_ns()), self._attributes | dict(attributes or {})
+        links = [each[TRACEPARENT] for each in self._links if trace_id_of(each)]
+        about = self._kind, times, own, self._events, links, None if error is None else redact(str(error))
+        sender.send(encode_span(self._carrier, self._parent, name or self._name, *about))
 
 
 class Tracing:
@@ -136,9 +170,8 @@ class Tracing:
         carried = extract(incoming) if incoming else {}
         # Not by the trace id: a client chooses it.
         if random.random() >= self._ratio:  # noqa: S311 - a sample, not a secret
-            state = {TRACESTATE: carried[TRACESTATE]} if TRACESTATE in carried else {}
-            return Span(new_context(trace_id_of(carried)) | state)
-        return RecordedSpan(self._sender, name, carried, kind, None, attributes, links)
+            return Span(new_context(carried))
+        return Span(new_context(carried, flags=SAMPLED), self._sender, name, carried, kind, None, attributes, links)
 
     def span(
         self,
@@ -161,7 +194,8 @@ class Tracing:
         checked = extract(parent) if parent and self._sender is not None else {}
         if self._sender is None or not checked or not int(checked[TRACEPARENT][53:55], 16) & 1:
             return Span(dict(parent) if parent else new_context())
-        return RecordedSpan(self._sender, name, checked, kind, start_ns, attributes, links, span_id)
+        carrier = new_context(checked, span_id, SAMPLED)
+        return Span(carrier, self._sender, name, checked, kind, start_ns, attributes, links)
 
     def close(self) -> None:
         """Send the recorded spans and stop; bounded in time."""
@@ -172,10 +206,12 @@ class Tracing:
 NO_TRACING = Tracing()
 
 
-def new_context(trace_id: str = "", span_id: str = "", *, sampled: bool = False) -> dict[str, str]:
-    """The context of a new span, in this trace or in a new one; `sampled`: of one that is recorded."""
+def new_context(parent: Mapping[str, str] = {}, span_id: str = "", flags: str = "00") -> dict[str, str]:
+    """The context of a new span, in the trace of `parent`, as `extract` gave it, or in a new one."""
     ids = f"{random.getrandbits(192):048x}"
-    return {TRACEPARENT: f"00-{trace_id or ids[:32]}-{span_id or ids[32:]}-{'01' if sampled else '00'}"}
+    trace_id = parent[TRACEPARENT][3:35] if parent else ids[:32]
+    state = {TRACESTATE: parent[TRACESTATE]} if TRACESTATE in parent else {}
+    return {TRACEPARENT: f"00-{trace_id}-{span_id or ids[32:]}-{flags}"} | state
 
 
 def is_sampled(carrier: Mapping[str, str]) -> bool:
@@ -199,63 +235,11 @@ def derived_id(carrier: Mapping[str, str], *names: object) -> str:
 def sibling(carrier: Mapping[str, str], span_id: str) -> dict[str, str]:
     """The context of another span of the same trace, by its id; {} without a trace."""
     trace_id = trace_id_of(carrier)
-    return {TRACEPARENT: f"00-{trace_id}-{span_id}-{'01' if is_sampled(carrier) else '00'}"} if trace_id else {}
+    return {TRACEPARENT: f"00-{trace_id}-{span_id}-{SAMPLED if is_sampled(carrier) else '00'}"} if trace_id else {}
 
 
 CLOSE_TIMEOUT_S = 3.0
 """How long a process that exits waits until its last spans are sent."""
-
-
-class RecordedSpan(Span):
-    """A span that is sent to the collector when it has ended."""
-
-    __slots__ = ("_attributes", "_ended", "_events", "_kind", "_links", "_name", "_parent", "_sender", "_start_ns")
-    recorded = True
-
-    def __init__(
-        self,
-        sender: SpanSender,
-        name: str,
-        parent: Mapping[str, str],
-        kind: Kind,
-        start_ns: int | None,
-        attributes: Attributes | None,
-        links: Sequence[Mapping[str, str]],
-        span_id: str = "",
-    ) -> None:
-        """`parent`: as `extract` gave it."""
-        carrier = new_context(parent[TRACEPARENT][3:35] if parent else "", span_id, sampled=True)
-        if TRACESTATE in parent:
-            carrier[TRACESTATE] = parent[TRACESTATE]
-        super().__init__(carrier)
-        self._sender, self._name, self._parent, self._kind, self._links = sender, name, parent, kind, links
-        self._start_ns = start_ns or time.time_ns()
-        self._attributes: dict[str, Value] = dict(attributes) if attributes else {}
-        self._events: list[tuple[str, Attributes, int]] = []
-        """Name, attributes and time of each."""
-        self._ended = False
-
-    def add_event(self, name: str, at_ns: int | None = None, attributes: Attributes | None = None) -> None:
-        self._events.append((name, attributes or {}, at_ns or time.time_ns()))
-
-    def end(
-        self,
-        end_ns: int | None = None,
-        error: str | BaseException | None = None,
-        attributes: Attributes | None = None,
-        name: str | None = None,
-    ) -> None:
-        if self._ended:
-            return
-        self._ended = True
-        if attributes:
-            self._attributes |= attributes
-        if isinstance(error, BaseException):
-            self.add_event("exception", attributes=_exception(error))
-        times = self._start_ns, end_ns or time.time_ns()
-        links = [each[TRACEPARENT] for each in self._links if trace_id_of(each)]
-        about = self._kind, times, self._attributes, self._events, links, None if error is None else redact(str(error))
-        self._sender.send(encode_span(self._carrier, self._parent, name or self._name, *about))
 
 
 def _exception(error: BaseException) -> dict[str, str]:
@@ -323,23 +307,13 @@ TRY = "penstock.webhook.attempt"
 # The conventions have no name for the other tasks, and allow own ones.
 
 
-CHAT, TEXT_COMPLETION = "chat", "text_completion"
-TASK_OPERATIONS: Mapping[TaskKind, str] = {
-    "embed": "embeddings",
-    "rerank": "rerank",
-    "tokenize": "tokenize",
-    "detokenize": "detokenize",
-    "transcribe": "transcribe",
-    "translate": "translate",
-    "draw": "draw",
-    "edit": "edit",
-}
-OPERATIONS = (CHAT, TEXT_COMPLETION, *TASK_OPERATIONS.values())
+CHAT, TEXT_COMPLETION, EMBEDDINGS = "chat", "text_completion", "embeddings"
+OPERATIONS = (CHAT, TEXT_COMPLETION, EMBEDDINGS, "rerank", "tokenize", "detokenize", *MEDIA_KINDS)
 """All of them: the values of the label `gen_ai_operation_name`."""
 
 
 def operation_name(task: TaskKind | None, *, is_chat: bool) -> str:
     """The operation of a request. `is_chat`: its prompt is a conversation, not a text or token ids."""
     if task is not None:
-        return TASK_OPERATIONS[task]
+        return EMBEDDINGS if task == "embed" else task
     return CHAT if is_chat else TEXT_COMPLETION
