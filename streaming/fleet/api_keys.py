@@ -5,11 +5,11 @@ The store has the hash of a key, never the key. Only API processes may write her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from streaming.fleet.plans import entry
+from streaming.fleet.plans import decoded, entry, hash_of
 from streaming.jobs.settings import LimitSettings
 from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.order import Priority
@@ -55,8 +55,7 @@ class ApiKeys(ClientUser):
 
     async def read(self) -> dict[str, CreatedKey | None]:
         """Read all of them, by id; None for one that is malformed, which is logged and opens nothing."""
-        rows = _pairs(await self._client.call("HGETALL", FLEET_SLOT, fleet_key("api_keys")))
-        return {name: entry(f"API key {name}", data, CreatedKey) for name, data in rows.items()}
+        return decoded(await self._client.call("HGETALL", FLEET_SLOT, fleet_key("api_keys")), CreatedKey)
 
     async def add(self, key: CreatedKey) -> None:
         """Store a new key."""
@@ -81,9 +80,4 @@ class ApiKeys(ClientUser):
 
     async def used(self) -> dict[str, int]:
         """When each was last used, to a few seconds."""
-        rows = _pairs(await self._client.call("HGETALL", FLEET_SLOT, fleet_key("api_keys_used")))
-        return {name: int(data) for name, data in rows.items() if data.isdigit()}
-
-
-def _pairs(rows: Sequence[bytes]) -> dict[str, bytes]:
-    return {name.decode(errors="replace"): data for name, data in zip(rows[::2], rows[1::2], strict=True)}
+        return await self._client.ask(hash_of("api_keys_used", int))

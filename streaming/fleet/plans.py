@@ -39,11 +39,15 @@ def hash_of(name: str, kind: type[T]) -> Query[dict[str, T]]:
     return Query([("HGETALL", FLEET_SLOT, (fleet_key(name),))], lambda answers: entries(answers[0], kind))
 
 
-def entries(raw: Sequence[bytes], kind: type[T]) -> dict[str, T]:
-    """Decode names and values that alternate; leaves malformed values out."""
+def decoded(raw: Sequence[bytes], kind: type[T]) -> dict[str, T | None]:
+    """Decode names and values that alternate; None in place of a malformed value."""
     names = [name.decode(errors="replace") for name in raw[::2]]
-    read = {name: entry(name, data, kind) for name, data in zip(names, raw[1::2], strict=True)}
-    return {name: value for name, value in read.items() if value is not None}
+    return {name: entry(name, data, kind) for name, data in zip(names, raw[1::2], strict=True)}
+
+
+def entries(raw: Sequence[bytes], kind: type[T]) -> dict[str, T]:
+    """The same without malformed values."""
+    return {name: value for name, value in decoded(raw, kind).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
