@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -63,18 +63,17 @@ class Quotas:
 
     async def usage(self, tenant: str) -> TenantUsage:
         """Read the tenant's usage of all partitions. Raises Unavailable."""
-        parts = await self._slices(tenant, 0)
-        total, looked = _sum(parts), MAX_LOOKED
+        total, looked = _sum(await self._read(tenant, self._client.partitions, 0, MAX_LOOKED)), MAX_LOOKED
         waiting, running = total.waiting, total.running
         while looked < MAX_COUNTED and looked < total.jobs:
-            more = _sum(await self._slices(tenant, looked))
+            more = _sum(await self._read(tenant, self._client.partitions, looked, MAX_LOOKED))
             waiting, running, looked = waiting + more.waiting, running + more.running, looked + MAX_LOOKED
         return msgspec.structs.replace(total, waiting=waiting, running=running)
 
     async def file_bytes(self, tenant: str) -> int:
         """Read the bytes of the tenant's files, which are all in one partition. Raises Unavailable."""
         partition = tenant_partition(tenant, self._client.settings.partitions)
-        return _usage(await self._client.call("usage", partition, *self._asked(tenant, 0, 0))).file_bytes
+        return (await self._read(tenant, [partition]))[0].file_bytes
 
     async def left(self, tenant: str, partition: int, quota: QuotaSettings) -> dict[str, int]:
         """The tenant's remaining `jobs`, bytes of `requests` and bytes of `results` in a partition, where they are
@@ -100,7 +99,7 @@ class Quotas:
         if time.monotonic() < self._away.get(partition, -math.inf):
             return known
         try:
-            part = _usage(await self._client.call("usage", partition, *self._asked(tenant, 0, 0)))
+            (part,) = await self._read(tenant, [partition])
         except Unavailable as error:
             if partition not in self._away:
                 log.warning("quotas go by what was last known of partition %d: %s", partition, error)
@@ -109,13 +108,11 @@ class Quotas:
         self._away.pop(partition, None)
         return part
 
-    async def _slices(self, tenant: str, rank: int) -> list[TenantUsage]:
-        args = self._asked(tenant, rank, MAX_LOOKED)
-        answers = await self._client.calls([("usage", partition, args) for partition in self._client.partitions])
-        return [_usage(answer) for answer in answers]
-
-    def _asked(self, tenant: str, rank: int, most: int) -> tuple[str, int, int, int]:
-        return tenant, self._client.settings.retention_s, rank, most
+    async def _read(self, tenant: str, partitions: Iterable[int], rank: int = 0, most: int = 0) -> list[TenantUsage]:
+        """Read the usage of these partitions, with the states of up to `most` jobs of each from `rank` on."""
+        args = (tenant, self._client.settings.retention_s, rank, most)
+        answers = await self._client.calls([("usage", partition, args) for partition in partitions])
+        return [TenantUsage(*map(int, answer)) for answer in answers]
 
 
 def exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int]) -> QuotaExceeded:
@@ -125,10 +122,6 @@ def exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Mapping[str, int
         return QuotaExceeded("store_share", answer[2], 0)  # how large the store is, is not for tenants
     limit = getattr(quota, NAMES[which]) or 0
     return QuotaExceeded(NAMES[which], answer[2] + limit - left[which], limit)
-
-
-def _usage(answer: Sequence[Any]) -> TenantUsage:
-    return TenantUsage(*map(int, answer))
 
 
 def _sum(parts: Sequence[TenantUsage]) -> TenantUsage:
