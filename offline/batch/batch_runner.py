@@ -84,8 +84,8 @@ class BatchRunner:
                 await self._files.forget(file_id, tenant)
         for batch_id in await self._batches.forget_expired(MAX_EXPIRED):
             await asyncio.to_thread(file_store.end_work, batch_id)
-        await asyncio.to_thread(file_store.drop_incoming)
-        await asyncio.to_thread(file_store.end_notes, self._tools.keep_s)
+        await asyncio.to_thread(file_store.drop_strays, "incoming")
+        await asyncio.to_thread(file_store.drop_strays, "ended", age_s=self._tools.keep_s)
         orphans = await asyncio.to_thread(file_store.strays, "files")
         await self._quarantine("files", set(orphans) - await self._files.known(orphans))
         works = await asyncio.to_thread(file_store.works)

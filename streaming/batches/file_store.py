@@ -162,11 +162,6 @@ class FileStore:
         """Read a batch's notes, the last first. Raises OSError."""
         return [path.read_bytes() for path in sorted(self._notes.glob(f"{_safe(batch_id)}.????????"), reverse=True)]
 
-    def end_notes(self, keep_s: float, now: float | None = None) -> None:
-        """Remove notes older than `keep_s`. Raises OSError."""
-        for name in self.strays(self._notes.name, now, keep_s):
-            (self._notes / name).unlink(missing_ok=True)  # another process may be faster
-
     # --- orphans of killed processes ---------------------------------------------------------------------------------
 
     def strays(self, part: str, now: float | None = None, age_s: float = ORPHAN_AGE_S) -> list[str]:
@@ -226,10 +221,10 @@ class FileStore:
                 ended.append(day.name)
         return ended
 
-    def drop_incoming(self) -> None:
-        """Delete abandoned uploads."""
-        for name in self.strays("incoming"):
-            (self._incoming / name).unlink(missing_ok=True)
+    def drop_strays(self, part: str, now: float | None = None, age_s: float = ORPHAN_AGE_S) -> None:
+        """Delete what `strays` finds: uploads that were given up, or old notes. Raises OSError."""
+        for name in self.strays(part, now, age_s):
+            (self.folder / part / name).unlink(missing_ok=True)  # another process may be faster
 
 
 class Incoming:
