@@ -12,13 +12,8 @@ import msgspec
 from penstock.config import Positive
 
 ONE_SERVER = ("redis", "rediss", "unix")
-KINDS: dict[str, Literal["sentinel", "cluster"]] = {
-    "redis+sentinel": "sentinel",
-    "rediss+sentinel": "sentinel",
-    "redis+cluster": "cluster",
-    "rediss+cluster": "cluster",
-}
-PORTS = {"sentinel": 26379, "cluster": 6379}
+PORTS: dict[Literal["sentinel", "cluster"], int] = {"sentinel": 26379, "cluster": 6379}
+KINDS = {f"{scheme}+{kind}": kind for kind in PORTS for scheme in ("redis", "rediss")}
 HOST_AND_PORT = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}(/[0-9]+)?")
 OPTIONS = ("sentinel_username", "sentinel_password")
 
