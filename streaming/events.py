@@ -26,7 +26,7 @@ from streaming.errors import UnknownMessage
 from streaming.ids import check_tenant, joined, message_id, partition_of
 from streaming.keys import partition_key
 from streaming.order import Priority
-from streaming.redis.client import Call, ClientUser, RedisClient, page
+from streaming.redis.client import Call, ClientUser, RedisClient, page, whole
 
 End: TypeAlias = Literal[
     "job.completed", "job.failed", "job.cancelled", "job.expired",
@@ -312,13 +312,6 @@ class Redeliveries(ClientUser):
 
 State: TypeAlias = Literal["pending", "delivered", "failed"]
 
-FIELDS = (
-    "event", "type", "subject", "tenant", "endpoint", "at", "state", "attempt", "tried", "due", "status", "problem",
-    "url",
-)  # fmt: skip
-"""Of a message's record, in the order of WebhookMessage."""
-NUMBERS = ("at", "attempt", "tried", "due", "status")
-
 
 @dataclass(frozen=True, slots=True)
 class DeliveryAttempt:
@@ -351,16 +344,21 @@ class WebhookMessage:
     subject: str
     tenant: str
     endpoint: str
-    at_ms: int
     state: State
+    problem: str
+    url: str
+    """See DeliveryAttempt."""
+    at_ms: int
     attempts: int
     tried_ms: int
     due_ms: int
     status: int
     """The HTTP status of the last answer; 0: there was none."""
-    problem: str
-    url: str = ""
-    """See DeliveryAttempt."""
+
+
+TEXTS = ("event", "type", "subject", "tenant", "endpoint", "state", "problem", "url")
+NUMBERS = ("at", "attempt", "tried", "due", "status")
+"""Of a message's record, in the order of WebhookMessage."""
 
 
 class Webhooks(ClientUser):
@@ -428,7 +426,7 @@ class Webhooks(ClientUser):
 
     async def _messages(self, names: Sequence[str]) -> list[WebhookMessage | None]:
         keys = [(partition := self._partition(name), partition_key(partition, "hook", name)) for name in names]
-        calls: list[Call] = [("HMGET", partition, (key, *FIELDS)) for partition, key in keys]
+        calls: list[Call] = [("HMGET", partition, (key, *TEXTS, *NUMBERS)) for partition, key in keys]
         found = await self._client.calls(calls)
         return [_message(name, values) for name, values in zip(names, found, strict=True)]
 
@@ -451,14 +449,7 @@ def _attempt(now: int, message: Sequence[Any]) -> DeliveryAttempt:
 def _message(name: str, values: Sequence[bytes | None]) -> WebhookMessage | None:
     """Decode a message; None if there is none. Malformed numbers become 0."""
     texts = [(value or b"").decode(errors="replace") for value in values]
-    if not texts[FIELDS.index("state")]:
+    if not texts[TEXTS.index("state")]:
         return None
-    read: list[Any] = [_number(text) if field in NUMBERS else text for field, text in zip(FIELDS, texts, strict=True)]
+    read: list[Any] = [*texts[: len(TEXTS)], *map(whole, texts[len(TEXTS) :])]
     return WebhookMessage(name, *read)
-
-
-def _number(text: str) -> int:
-    try:
-        return int(float(text or 0))
-    except (ValueError, OverflowError):
-        return 0

@@ -39,7 +39,7 @@ from streaming.jobs.history import History, LoggedRun
 from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, PastAttempt, Text
 from streaming.keys import parse_lane
 from streaming.order import Priority
-from streaming.redis.client import RedisClient
+from streaming.redis.client import RedisClient, whole
 from telemetry.latency import OF_ANSWER, Stamps
 from telemetry.records.schema import RequestRecord
 
@@ -68,10 +68,10 @@ def attempt_log(fields: Mapping[str, bytes], last: Run | None, terminal: Termina
     found = {}
     for name, worker, number, started, ended, outcome, seen in _ENTRY.findall(_word(fields, "past")):
         run = Run(worker, int(number))
-        found[run] = PastAttempt(name or worker, _ms(started), int(ended), tokens.get(run), outcome, int(seen or 0))
+        found[run] = PastAttempt(name or worker, whole(started), int(ended), tokens.get(run), outcome, int(seen or 0))
     if last is not None and last not in found:
-        end = (_ms(_word(fields, "done")), tokens.get(last), str(terminal.state)) if terminal is not None else ()
-        found[last] = PastAttempt(_word(fields, "name") or last.worker, _ms(_word(fields, "claimed")), *end)
+        end = (whole(_word(fields, "done")), tokens.get(last), str(terminal.state)) if terminal is not None else ()
+        found[last] = PastAttempt(_word(fields, "name") or last.worker, whole(_word(fields, "claimed")), *end)
     return found
 
 
@@ -91,14 +91,6 @@ def claimed_ms(first_ms: int, attempts: Sequence[PastAttempt]) -> int:
 
 def _word(fields: Mapping[str, bytes], name: str) -> str:
     return fields.get(name, b"").decode(errors="replace")
-
-
-def _ms(text: str) -> int:
-    """A time of a record; 0 if it is malformed."""
-    try:
-        return int(float(text or 0))
-    except (ValueError, OverflowError):
-        return 0
 
 
 log = logging.getLogger(__name__)

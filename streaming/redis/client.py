@@ -464,6 +464,14 @@ def _moved(answers: list[Any]) -> list[MovedError]:
     return [answer for answer in answers if isinstance(answer, MovedError)]
 
 
+def whole(text: str) -> int:
+    """A number of a record without its decimals; 0 if it is missing or malformed."""
+    try:
+        return int(float(text or 0))
+    except (ValueError, OverflowError):
+        return 0
+
+
 async def page(
     client: RedisClient,
     partition: int,

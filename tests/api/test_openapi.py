@@ -127,8 +127,8 @@ BATCH = Batch(id="batch_1", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/co
 FAR = BatchProgress(total=9, model="m", lane="batch", lane_reason="r", faults=(LineFault(1, "c", "m", "p"),),
                output_file="file-2", error_file="file-3", began_ms=1_000, finalizing_ms=2_000, ended_ms=3)  # fmt: skip
 NEW = BatchRecord(batch=BATCH, state=BatchState.VALIDATING, progress=BatchProgress(), **TIMES)
-MESSAGE = WebhookMessage("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 1_000, "pending", 0, 0, 0, 0, "")
-TRIED = WebhookMessage("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 1_000, "pending", 1, 2, 3, 503, "x")
+MESSAGE = WebhookMessage("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", "pending", "", "", 1_000, 0, 0, 0, 0)
+TRIED = WebhookMessage("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", "pending", "x", "", 1_000, 1, 2, 3, 503)
 
 
 @pytest.mark.parametrize(
