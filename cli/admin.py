@@ -64,7 +64,7 @@ def list_letters(client: Client, limit: int) -> CommandResult:
       penstock dlq ls --limit 100 --json
     """
     letters = client.get("/admin/dlq", limit=limit)["data"]
-    return list_result(map(timed, letters), LETTER_COLUMNS, "no dead letters")
+    return list_result(letters, LETTER_COLUMNS, "no dead letters")
 
 
 @command("show", dlq)
@@ -78,7 +78,7 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
     """
     letter = client.get(f"/admin/dlq/{letter_id}")
     job = letter.get("job") or {}
-    fields = {name: value for name, value in timed(letter).items() if name != "job"}
+    fields = {name: value for name, value in letter.items() if name != "job"}
     fields |= {f"job {name}": job.get(name) for name in ("status", "model", "priority", "attempts")}
     refused = ""
     if job:
@@ -105,8 +105,7 @@ def replay_letter(client: Client, letter_id: str) -> CommandResult:
     Examples:
       penstock dlq replay 0-1795486176000-0
     """
-    job = timed(client.post(f"/admin/dlq/{letter_id}/replay", {}))
-    return line_result(job, job["id"])
+    return line_result(client.post(f"/admin/dlq/{letter_id}/replay", {}), "{id}")
 
 
 @command("drop", dlq)
@@ -117,8 +116,7 @@ def drop_letter(client: Client, letter_id: str) -> CommandResult:
     Examples:
       penstock dlq drop 0-1795486176000-0
     """
-    dropped = client.delete(f"/admin/dlq/{letter_id}")
-    return line_result(dropped, f"{dropped['id']} dropped")
+    return line_result(client.delete(f"/admin/dlq/{letter_id}"), "{id} dropped")
 
 
 @click.group(cls=Group)
@@ -154,8 +152,7 @@ def show_message(client: Client, message_id: str) -> CommandResult:
     Examples:
       penstock webhooks show msg_003f9a1c
     """
-    message = _message(client.get(f"/admin/webhooks/{message_id}"))
-    return fields_result(message, message)
+    return fields_result(_message(client.get(f"/admin/webhooks/{message_id}")))
 
 
 @command("replay", webhooks)
@@ -166,12 +163,11 @@ def replay_message(client: Client, message_id: str) -> CommandResult:
     Examples:
       penstock webhooks replay msg_003f9a1c
     """
-    message = _message(client.post(f"/admin/webhooks/{message_id}/replay", {}))
-    return line_result(message, f"{message['id']} {message['status']}")
+    return line_result(_message(client.post(f"/admin/webhooks/{message_id}/replay", {})), "{id} {status}")
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    return timed({name: "" if value is None and name.endswith("_at") else value for name, value in message.items()})
+    return {name: "" if value is None and name.endswith("_at") else value for name, value in message.items()}
 
 
 @command("audit")
@@ -185,8 +181,8 @@ def audit(client: Client, limit: int, since: str | None) -> CommandResult:
       penstock audit --since 1d
       penstock audit --limit 1000 --json
     """
-    found = list(map(timed, client.pages("/admin/audit", limit, since=since and moment(since, time.time()))))
-    rows = [each | {"by": f"{each['who'] or 'somebody'} from {each['address']}"} for each in found]
+    found = client.pages("/admin/audit", limit, since=since and moment(since, time.time()))
+    rows = (each | {"by": f"{each['who'] or 'somebody'} from {each['address']}"} for each in found)
     return list_result(found, AUDIT_COLUMNS, "nothing was noted", rows)
 
 
@@ -287,7 +283,7 @@ def log(client: Client) -> CommandResult:
     Examples:
       penstock scale log
     """
-    actions = list(map(timed, client.get("/admin/pools")["actions"]))
+    actions = client.get("/admin/pools")["actions"]
     return list_result(actions, ACTIONS, "nothing was done yet", map(_said, actions))
 
 

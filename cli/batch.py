@@ -419,7 +419,7 @@ def ls(client: Client, limit: int) -> CommandResult:
       penstock batch ls --limit 100 --json
     """
     found = client.pages("/v1/batches", limit)
-    return list_result(map(timed, found), COLUMNS, "no batches", map(_row, found))
+    return list_result(found, COLUMNS, "no batches", map(_row, found))
 
 
 @command("show", batch)
@@ -430,7 +430,7 @@ def show(client: Client, batch_id: str) -> CommandResult:
     Examples:
       penstock batch show batch_00c69952
     """
-    found = timed(client.get(f"/v1/batches/{batch_id}"))
+    found = client.get(f"/v1/batches/{batch_id}")
     return fields_result(found, _fields(found))
 
 
@@ -498,8 +498,8 @@ def resume(client: Client, batch_id: str) -> CommandResult:
 
 
 def _send_command(client: Client, batch_id: str, command: str) -> CommandResult:
-    found = timed(client.post(f"/v1/batches/{batch_id}/{command}", {}))
-    return line_result(found, f"{found['id']} {_state(found)}")
+    found = client.post(f"/v1/batches/{batch_id}/{command}", {})
+    return line_result(found, f"{{id}} {_state(found)}")
 
 
 def _state(found: dict[str, Any]) -> str:
@@ -509,7 +509,7 @@ def _state(found: dict[str, Any]) -> str:
 def _row(found: dict[str, Any]) -> dict[str, Any]:
     """A row of the table. Lines of a batch that was cut off, which the API counts as failed, were mostly not begun."""
     counts, was_cut_off = found["request_counts"], found["status"] in CUT_OFF
-    return timed(found) | {
+    return found | {
         "status": _state(found),
         "lines": f"{counts['completed'] + (0 if was_cut_off else counts['failed'])}/{counts['total']}",
         "failed": "" if was_cut_off else counts["failed"] or "",

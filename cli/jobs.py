@@ -312,7 +312,7 @@ def ls(
     times = {name: moment(text, now) for name, text in (("since", since), ("until", until)) if text}
     path = "/admin/jobs" if tenant else "/v1/jobs"
     found = client.pages(path, limit, tenant=tenant, **equal, **times)
-    return list_result(map(timed, found), COLUMNS, "no jobs", map(_row, found))
+    return list_result(found, COLUMNS, "no jobs", map(_row, found))
 
 
 @command("show", jobs)
@@ -326,19 +326,18 @@ def show(client: Client, job_id: str, whole: bool) -> CommandResult:
       penstock jobs show job_0074d316 --input
       penstock jobs show job_0074d316 --json
     """
-    found = client.get(f"/v1/jobs/{job_id}", include="input")
-    job = timed(found)
+    job = client.get(f"/v1/jobs/{job_id}", include="input")
     fields = {name: value for name, value in job.items() if name not in ("attempt_log", "input", "result")}
 
     def shown() -> None:
         fields_result(job, fields).show()
         if whole:
             print_input(job)
-        print_attempts(found)
+        print_attempts(job)
         if answer := job.get("result"):
             emit(f"\nRESULT\n{answer_of(answer)}\n")
 
-    return CommandResult(job, shown)
+    return CommandResult(timed(job), shown)
 
 
 @command("result", jobs)
@@ -355,7 +354,7 @@ def result(client: Client, job_id: str) -> CommandResult:
         raise Problem(what, next_step=next_step, exit_code=Exit.STILL_RUNNING, code="not_ready")
     if job["status"] != "completed":
         raise ended_badly(job)
-    return line_result(job["result"], answer_of(job["result"]))
+    return CommandResult(job["result"], lambda: emit(answer_of(job["result"]) + "\n"))
 
 
 @command("events", jobs)
@@ -409,19 +408,19 @@ def cancel(client: Client, job_id: str) -> CommandResult:
     Examples:
       penstock jobs cancel job_0074d316
     """
-    job = timed(client.post(f"/v1/jobs/{job_id}/cancel", {}))
+    job = client.post(f"/v1/jobs/{job_id}/cancel", {})
     state, already_ended = job["status"], job.get("already_ended")
     if already_ended and state != "cancelled":
         what = f"the job had already ended as {state}: nothing was cancelled"
         raise Problem(what, next_step=f"penstock jobs show {job_id}", code="already_ended")
-    return line_result(job, f"{job['id']} {'was cancelled before' if already_ended else state}")
+    return line_result(job, f"{{id}} {'was cancelled before' if already_ended else state}")
 
 
 def _row(job: dict[str, Any]) -> dict[str, Any]:
     began, ended = job["started_at"], job["completed_at"]
     usage = job.get("usage") or {}
     by = job.get("cancelled_by")
-    return timed(job) | {
+    return job | {
         "status": f"{job['status']} ({by.replace('_', ' ')})" if by else job["status"],
         "lane": job["priority"],
         "prompt": job.get("preview"),
@@ -503,7 +502,7 @@ def submit(client: Client, text: str, wait: float | None, following: bool, as_js
         note(f"job {job['id']}")
         return (EventPrinter() if as_json else TokenPrinter()).follow(client, job["id"])
     if wait is None:
-        line_result(timed(job), job["id"]).print(as_json=as_json)
+        line_result(job, "{id}").print(as_json=as_json)
         return Exit.DONE
     return _wait(client, job, wait, as_json=as_json)
 
@@ -525,7 +524,7 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
         except WaitTimeout as timeout:
             progress.end()
             job = timeout.job or job
-            line_result(timed(job), job["id"]).print(as_json=as_json)
+            line_result(job, "{id}").print(as_json=as_json)
             what, cause = f"the job is still {job['status']}", f"--wait {seconds:g} is over; the work goes on"
             next_step = f"penstock jobs events {job['id']}"
             raise Problem(what, cause=cause, next_step=next_step, code="wait_timeout") from None

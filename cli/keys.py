@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
 from cli.app import Group
 from cli.client import Client
-from cli.options import F, Period, command
+from cli.options import Period, command
 from cli.output import CommandResult, emit, fields_result, line_result, list_result, note, timed
 
 COLUMNS = ("name", "tenant", "label", "state", "highest_lane", "admin", "last_used_at", "expires_at")
@@ -33,32 +33,23 @@ def keys() -> None:
     """
 
 
-def _rights() -> Callable[[F], F]:
-    """Add the options of `create` and `update`."""
-    options = (
-        click.option("--label", help="What it is for."),
-        click.option("--lane", help="The highest lane that it may use.", metavar="LANE"),
-        click.option("--model", "models", multiple=True, help="A model that it may use (repeatable); none: all."),
-        click.option(
-            "--endpoint", "endpoints", multiple=True, help="What it may call, e.g. chat (repeatable); none: all."
-        ),
-        click.option(
-            "--limit",
-            "limits",
-            multiple=True,
-            metavar="NAME=NUMBER",
-            help="How much it may use, e.g. tokens_per_minute=20000 (repeatable); these replace all earlier ones.",
-        ),
-        click.option("--expires", type=Period(), help="After this time, such as 30d, it is void."),
-        click.option("--admin/--no-admin", default=None, help="Whether it may administer the queue."),
-    )
-
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
+RIGHTS = (
+    click.Option(["--label"], help="What it is for."),
+    click.Option(["--lane"], help="The highest lane that it may use.", metavar="LANE"),
+    click.Option(["--model", "models"], multiple=True, help="A model that it may use (repeatable); none: all."),
+    click.Option(
+        ["--endpoint", "endpoints"], multiple=True, help="What it may call, e.g. chat (repeatable); none: all."
+    ),
+    click.Option(
+        ["--limit", "limits"],
+        multiple=True,
+        metavar="NAME=NUMBER",
+        help="How much it may use, e.g. tokens_per_minute=20000 (repeatable); these replace all earlier ones.",
+    ),
+    click.Option(["--expires"], type=Period(), help="After this time, such as 30d, it is void."),
+    click.Option(["--admin/--no-admin"], default=None, help="Whether it may administer the queue."),
+)
+"""Options of `create` and `update`."""
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +72,7 @@ def list_keys(client: Client) -> CommandResult:
       penstock keys ls --json
     """
     found = client.get("/admin/keys")["data"]
-    return list_result(map(timed, found), COLUMNS, "no keys: anyone on this machine is served")
+    return list_result(found, COLUMNS, "no keys: anyone on this machine is served")
 
 
 @command("show", keys)
@@ -92,13 +83,11 @@ def show_key(client: Client, key_id: str) -> CommandResult:
     Examples:
       penstock keys show key_4f1c
     """
-    key = timed(client.get(f"/admin/keys/{key_id}"))
-    return fields_result(key, key)
+    return fields_result(client.get(f"/admin/keys/{key_id}"))
 
 
-@command("create", keys)
+@command("create", keys, options=RIGHTS)
 @click.argument("tenant")
-@_rights()
 def create_key(client: Client, tenant: str, **given: Any) -> CommandResult:
     """Create a key for TENANT. The key goes to stdout; it is shown only now.
 
@@ -110,8 +99,7 @@ def create_key(client: Client, tenant: str, **given: Any) -> CommandResult:
     return _shown_once(client.post("/admin/keys", {"tenant": tenant, **_asked(given)}))
 
 
-@command("update", keys)
-@_rights()
+@command("update", keys, options=RIGHTS)
 def update_key(client: Client, key_id: str, **given: Any) -> CommandResult:
     """Change what a created key may do; what is not named stays.
 
@@ -119,8 +107,7 @@ def update_key(client: Client, key_id: str, **given: Any) -> CommandResult:
     Examples:
       penstock keys update key_4f1c --lane batch
     """
-    key = timed(client.post(f"/admin/keys/{key_id}", _asked(given)))
-    return fields_result(key, key)
+    return fields_result(client.post(f"/admin/keys/{key_id}", _asked(given)))
 
 
 @command("rotate", keys)
@@ -142,15 +129,12 @@ def revoke_key(client: Client, key_id: str) -> CommandResult:
     Examples:
       penstock keys revoke key_4f1c
     """
-    key = timed(client.delete(f"/admin/keys/{key_id}"))
-    return line_result(key, f"{key['id']} revoked")
+    return line_result(client.delete(f"/admin/keys/{key_id}"), "{id} revoked")
 
 
-def _shown_once(made: Mapping[str, Any]) -> CommandResult:
-    key = timed(made)
-
+def _shown_once(key: Mapping[str, Any]) -> CommandResult:
     def show() -> None:
         emit(f"{key['key']}\n")
         note(f"{key['id']} of tenant {key['tenant']}; nobody can see the key again")
 
-    return CommandResult(key, show)
+    return CommandResult(timed(key), show)

@@ -128,10 +128,12 @@ def where_options(*, url: bool, redis: bool = True) -> Callable[[F], F]:
     return decorate
 
 
-def command(name: str, group: click.Group | None = None, *, redis: bool = True) -> Callable[[F], click.Command]:
+def command(
+    name: str, group: click.Group | None = None, *, redis: bool = True, options: Sequence[click.Option] = ()
+) -> Callable[[F], click.Command]:
     """Make a command of a function. The names of its parameters choose its flags: `where`, or a `client` of the API,
     adds those that select a deployment; `as_json` adds --json; an id is an argument of which a beginning is enough. A
-    CommandResult that it returns is printed, and adds --json, too."""
+    CommandResult that it returns is printed, and adds --json, too. `options`: further ones, which commands share."""
 
     def decorate(function: F) -> click.Command:
         wanted = function.__annotations__
@@ -154,7 +156,7 @@ def command(name: str, group: click.Group | None = None, *, redis: bool = True) 
             kind = where_options(url="client" in wanted, redis=redis)(kind)
         made = click.command(name, cls=Command, help=function.__doc__)(kind)
         ids = [click.Argument([each]) for each in wanted if each in IDS]
-        made.params[:0] = [*ids, *reversed(getattr(function, "__click_params__", []))]
+        made.params[:0] = [*ids, *reversed(getattr(function, "__click_params__", [])), *options]
         if group is not None:
             group.add_command(made)
         return made

@@ -364,14 +364,15 @@ class CommandResult(NamedTuple):
 
 
 def line_result(value: Mapping[str, Any], line: str) -> CommandResult:
-    """One object, of which people see one line."""
-    return CommandResult(value, lambda: emit(line + "\n"))
+    """One object, of which people see one line, with {its fields} filled in. Times are `timed`, as in all results."""
+    return CommandResult(timed(value), lambda: emit(line.format_map(value) + "\n"))
 
 
-def fields_result(value: Mapping[str, Any], fields: Mapping[str, Any]) -> CommandResult:
-    """One object, of which people see these fields, without the empty ones and the name of its kind."""
-    rows = [(name, _field(each)) for name, each in fields.items() if each not in (None, "", {}) and name != "object"]
-    return CommandResult(value, lambda: print_table(("FIELD", "VALUE"), rows))
+def fields_result(value: Mapping[str, Any], fields: Mapping[str, Any] | None = None) -> CommandResult:
+    """One object, of which people see these fields (default: all), without the empty ones and the name of its kind."""
+    shown = timed(value if fields is None else fields)
+    rows = [(name, _field(each)) for name, each in shown.items() if each not in (None, "", {}) and name != "object"]
+    return CommandResult(timed(value), lambda: print_table(("FIELD", "VALUE"), rows))
 
 
 def _field(value: Any) -> str:
@@ -390,12 +391,12 @@ def list_result(
     """A list, of which people see a table of `rows` (default: `values`), or the note `if_none`."""
 
     def show() -> None:
-        if shown := list(rows or values):
+        if shown := list(map(timed, rows or values)):
             print_rows(shown, columns)
         else:
             note(if_none)
 
-    return CommandResult(iter(values), show)
+    return CommandResult(map(timed, values), show)
 
 
 NESTED = ("attempt_log", "job", "override", "workers")

@@ -62,7 +62,7 @@ def show_version() -> CommandResult:
       penstock version
       penstock version --json
     """
-    return line_result({"name": "penstock", "version": __version__}, f"penstock {__version__}")
+    return line_result({"name": "penstock", "version": __version__}, "{name} {version}")
 
 
 @command("help")
