@@ -33,10 +33,6 @@ class ClockOffset:
     error: int
     taken: int
 
-    def error_at(self, now: int) -> int:
-        """The error bound at `now`: it grows with the measurement's age."""
-        return self.error + int(abs(now - self.taken) * DRIFT)
-
 
 def measured(before: int, server: int, after: int) -> ClockOffset:
     """Compute the offset from one round trip: this process's time before and after it, the server's in between.
@@ -67,9 +63,9 @@ class Clock:
         return [int(at * 1_000_000) + offset.value if at else 0 for at in monotonic]
 
     def error_us(self, partition: int) -> int:
-        """The error bound of `at` now, in microseconds; 0 while no offset is known."""
+        """The error bound of `at` now, in microseconds, which grows with the measurement's age; 0 without an offset."""
         offset = self._offsets.get(partition)
-        return offset.error_at(_now_us()) if offset is not None else 0
+        return offset.error + int((_now_us() - offset.taken) * DRIFT) if offset is not None else 0
 
     async def renew(self) -> None:
         """Measure the offset to every server. Raises Unavailable."""
