@@ -374,9 +374,9 @@ class ChunkRenderer:
 
     def __init__(self, facts: Facts, *, include_usage: bool = False) -> None:
         self._facts, self._include_usage, self._logprobs = facts, include_usage, facts.logprobs
-        self._head, choices = facts.chunk_head, facts.job.choices
+        self._chat, self._head, choices = facts.chat, facts.chunk_head, facts.job.choices
         self._tail = (b',"usage":null}' if include_usage else b"}") + b"\n\n"
-        self._first_start, self._text_start, text_end = CHAT_FRAME if facts.chat else TEXT_FRAME
+        self._first_start, self._text_start, text_end = CHAT_FRAME if self._chat else TEXT_FRAME
         self._text_end = text_end + self._tail
         self._begun = [False] * choices
         self._offset = [0] * choices
@@ -412,20 +412,20 @@ class ChunkRenderer:
             self._begun[index] = True
             return self._head + start % index + to_json(text) + self._text_end
         detail = self._detail(index, logprobs) if self._logprobs else None
-        return self._chunk(index, {"content" if self._facts.chat else "text": text}, detail)
+        return self._chunk(index, {"content" if self._chat else "text": text}, detail)
 
     def _part(
         self, index: int, part: AnswerPart, logprobs: Sequence[Logprob] = (), extras: Extras = NO_EXTRAS
     ) -> bytes:
         """Render a part of a delta. The last one has the log-probabilities of all of it, and its extras."""
-        fields = extras.get("delta", NO_EXTRAS) if self._facts.chat else NO_EXTRAS
+        fields = extras.get("delta", NO_EXTRAS) if self._chat else NO_EXTRAS
         of_choice, of_chunk = extras.get("choice", NO_EXTRAS), extras.get("chunk", NO_EXTRAS)
         said: dict[str, Any] = {}
         if part.call == SAID:
             if not (fields or of_choice or of_chunk):
                 return self._text(index, part.text, logprobs)
-            if part.text or not self._facts.chat:
-                said["content" if self._facts.chat else "text"] = part.text
+            if part.text or not self._chat:
+                said["content" if self._chat else "text"] = part.text
         else:
             if not self._begun[index]:
                 said["content"] = None
@@ -453,7 +453,7 @@ class ChunkRenderer:
     ) -> bytes:
         """Render a chunk of a choice. `said`: of its delta, or of a completion's choice. The first one has the role and
         the model that gives the choice if that is another one."""
-        if self._facts.chat:
+        if self._chat:
             said = {"delta": said if self._begun[index] else {"role": "assistant", **said}}
         self._begun[index] = True
         choice = {**of_choice, "index": index, **said, "logprobs": detail, "finish_reason": finish}
@@ -469,7 +469,7 @@ class ChunkRenderer:
             raise from_terminal(terminal)
         blocks = []
         for index, begun in enumerate(self._begun):
-            said = {"text": ""} if not self._facts.chat else {} if begun else {"content": ""}
+            said = {"text": ""} if not self._chat else {} if begun else {"content": ""}
             blocks.append(self._chunk(index, said, None, _finish(terminal, index)))
         if self._include_usage:
             last = {"usage": usage_object(terminal.usage)} | _other_servers(self._facts, terminal)
