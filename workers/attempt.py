@@ -504,7 +504,7 @@ class Attempt:
             generated,
             (*self.continued_tokens, sum(self._counts) - sum(self.continued_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
-            served_by(self.choices, self.servers, self.job.full_model),
+            served_by(self.choices, self.servers, self.job),
             cancelled_by,
         )
 

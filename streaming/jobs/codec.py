@@ -216,9 +216,9 @@ def total_usage(prompts: Mapping[int, tuple[int, int]], completion: int, choices
     return Usage(prompt, completion, cached)
 
 
-def served_by(choices: int, found: Mapping[int, str], model: str) -> tuple[str, ...]:
-    """Build `Terminal.served_by`. `found`: by choice, the model that gave it, if it is another one than `model`."""
-    return tuple([found.get(index, model) for index in range(choices)]) if found else ()
+def served_by(choices: int, found: Mapping[int, str], job: Job) -> tuple[str, ...]:
+    """Build `Terminal.served_by`. `found`: by choice, the model that gave it, if it is another one than the job's."""
+    return tuple([found.get(index, job.full_model) for index in range(choices)]) if found else ()
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True):

@@ -525,14 +525,19 @@ def _of_text(job: Job, can: Capabilities) -> Iterator[Refusal]:
 
 
 def _of_prompt(job: Job, can: Capabilities) -> Iterator[Refusal]:
-    is_chat = isinstance(job.prompt, Chat)
-    if is_chat and not can.chat:
+    turns = job.prompt.turns if isinstance(job.prompt, Chat) else None
+    if turns is not None and not can.chat:
         yield "messages", "has no chat template; use /v1/completions"
-    if not is_chat and not can.text_prompts:
+    if turns is None and not can.text_prompts:
         yield "prompt", "takes conversations only; use /v1/chat/completions"
     if isinstance(job.prompt, Tokens) and not can.token_prompts:
         yield "prompt", "takes text prompts only, not token ids"
-    yield from _of_media(job, can)
+    for turn in turns or ():
+        for part in turn.parts:
+            capability, what = SENSES.get(part["type"], ("", ""))
+            # A document is judged once its bytes are known: one that is plain text becomes a part of the conversation.
+            if capability and not getattr(can, capability) and (part["type"] != "file" or job.media):
+                yield "messages", f"{what}: leave them out, or use a model that GET /v1/models shows with {capability}"
 
 
 REFERENCE = "media:"
@@ -548,15 +553,6 @@ def source_of(part: Mapping[str, Any]) -> Any:
     """Where a part with media has its bytes; None: a text, or a file that its id alone names."""
     kind = part["type"]
     return part[kind].get(SOURCES[kind]) if kind in SOURCES else None
-
-
-def _of_media(job: Job, can: Capabilities) -> Iterator[Refusal]:
-    """A document is judged once its bytes are known: one that is plain text becomes a part of the conversation."""
-    turns = job.prompt.turns if isinstance(job.prompt, Chat) else ()
-    for kind in [part["type"] for turn in turns for part in turn.parts if part["type"] != "file" or job.media]:
-        capability, what = SENSES.get(kind, ("", ""))
-        if capability and not getattr(can, capability):
-            yield "messages", f"{what}: leave them out, or use a model that GET /v1/models shows with {capability}"
 
 
 def _of_tools(job: Job, can: Capabilities) -> Iterator[Refusal]:

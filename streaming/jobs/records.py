@@ -540,7 +540,7 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
         tuple(history.rows),
         generated,
         tokens=history.tokens if len(history.sections) > 1 else (),
-        served_by=served_by(choices, servers, job.full_model),
+        served_by=served_by(choices, servers, job),
         cancelled_by=record.terminal.cancelled_by,
     )
 
