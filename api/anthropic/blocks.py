@@ -25,8 +25,9 @@ from api.openai.fields import (
     by_shape,
     refusal,
     shape,
+    words_of,
 )
-from api.openai.responses.items import reasoned_turn
+from api.openai.responses.items import reasoned_turn, with_media_behind
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
 from streaming.jobs.job import source_of
@@ -49,6 +50,11 @@ class Block(StrictBody):
     def words(self) -> str:
         """What of it is text of its message."""
         return ""
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """As a part of OpenAI's chats."""
+        return {"type": "text", "text": self.words}
 
 
 class TextBlock(Block):
@@ -98,11 +104,15 @@ class MediaBlock(Block):
     """Of a document."""
 
     @property
+    def words(self) -> str:
+        return self.source.data or "" if self.source.type == "text" else ""
+
+    @property
     def part(self) -> dict[str, Any]:
         """As a part of OpenAI's chats."""
         source = self.source
         if source.type == "text":
-            return {"type": "text", "text": source.data or ""}
+            return super().part
         is_image, given = self.type == "image", source.url
         if source.type == "base64":
             kind = source.media_type or ("image/png" if is_image else "application/pdf")
@@ -178,9 +188,25 @@ Words: TypeAlias = Annotated[
 """A text, or blocks of text."""
 
 
-def words_of(content: str | Sequence[Block] | None) -> str:
-    """The text of a content."""
-    return content if isinstance(content, str) else "".join([block.words for block in content or ()])
+ResultBlocks: TypeAlias = Annotated[
+    list[
+        Annotated[
+            Annotated[TextBlock, Tag("<text>")] | Annotated[MediaBlock, Tag("<media>")],
+            by_shape(_kind, "a block of type text, image or document"),
+        ]
+    ],
+    Field(max_length=MAX_MESSAGES, fail_fast=True),
+]
+Result: TypeAlias = Annotated[
+    Annotated[str, Tag("<str>")] | Annotated[ResultBlocks, Tag("<list>")],
+    by_shape(shape, "a string or a list of blocks"),
+]
+
+
+def _parts(content: str | Sequence[Block] | None) -> tuple[dict[str, Any], ...]:
+    """The parts of a turn, if one has media; else ()."""
+    found = tuple([block.part for block in content or () if isinstance(block, Block)])
+    return found if any(part["type"] != "text" for part in found) else ()
 
 
 class ToolResult(Block):
@@ -192,15 +218,17 @@ class ToolResult(Block):
     """The result of a call."""
     tool_use_id: Annotated[str, ID]
     """The call."""
-    content: Words | None = None
-    """A text, or blocks of text."""
+    content: Result | None = None
+    """A text, or blocks."""
     is_error: bool | None = None
     """Of a result without content, the model is told that the tool failed."""
 
     @property
     def turn(self) -> ChatTurn:
         said = words_of(self.content)
-        return ChatTurn("tool", "Error" if self.is_error and not said else said, call_id=self.tool_use_id)
+        parts = _parts(self.content)
+        said = "Error" if self.is_error and not said and not parts else said
+        return ChatTurn("tool", said, call_id=self.tool_use_id, parts=parts)
 
 
 AnyBlock: TypeAlias = Annotated[
@@ -252,22 +280,13 @@ class SentMessage(StrictBody):
         return turns or [ChatTurn(self.role, "")]
 
 
-def _parts(blocks: Sequence[Block]) -> tuple[dict[str, Any], ...]:
-    """The parts of a turn, if a block is no text; else ()."""
-    if not any(isinstance(block, MediaBlock) for block in blocks):
-        return ()
-    return tuple(
-        [each.part if isinstance(each, MediaBlock) else {"type": "text", "text": each.words} for each in blocks]
-    )
-
-
 Messages: TypeAlias = Annotated[list[SentMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def turns_of(system: str | Sequence[Block] | None, messages: Iterable[SentMessage]) -> tuple[ChatTurn, ...]:
     """Return a conversation as engines take it."""
     first = [] if system is None else [ChatTurn("system", words_of(system))]
-    return (*first, *(turn for message in messages for turn in message.turns))
+    return (*first, *with_media_behind(turn for message in messages for turn in message.turns))
 
 
 # --- turns as messages -----------------------------------------------------------------------------------------------

@@ -406,6 +406,65 @@ async def test_a_message_has_images_and_documents(place: Place) -> None:
     assert refused.status_code == 400 and "data: URL" in refused.text
 
 
+BLOCK = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": b64(PNG)}}
+BOOK = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "It is 42."}}
+
+
+def tokens(usage: dict[str, int]) -> int:
+    return usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+def result(call: str, *blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call, "content": list(blocks)}
+
+
+async def test_a_tool_returns_images_and_documents(place: Place) -> None:
+    """In all dialects that have them, a server gets media behind all results, in the turn of the user."""
+    calls = [{"type": "tool_use", "id": name, "name": "f", "input": {}} for name in "ab"]
+    results = [result("a", text("shot:"), BLOCK, BOOK), result("b", text("none"))]
+    begun = [{"role": "user", "content": "go"}, {"role": "assistant", "content": calls}]
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    asked = {"model": "sim", "max_tokens": 2, "tools": tools}
+    for last, got in (([*results, text("Well?")], [image(), text("Well?")]), (results, [image()])):
+        messages = [*begun, {"role": "user", "content": last}]
+        reply = await place.api.post("/v1/messages", asked | {"messages": messages})
+        assert reply.status_code == 200, reply.text
+        sent = [(each["role"], each["content"]) for each in place.upstream.sent[-1].body["messages"][2:]]
+        assert sent == [("tool", "shot:It is 42."), ("tool", "none"), ("user", got)]
+    for fields in ({}, {"tools": tools}):
+        counted = await place.api.post("/v1/messages/count_tokens", {"model": "sim", "messages": messages, **fields})
+        usage = (await place.api.post("/v1/messages", asked | {"messages": messages, "tools": None, **fields})).json()
+        assert counted.json() == {"input_tokens": tokens(usage["usage"])}, counted.text
+    output = [{"type": "input_text", "text": "shot:"}, {"type": "input_image", "image_url": url(PNG)}]
+    items: list[Any] = [
+        {"role": "user", "content": "go"},
+        *({"type": "function_call", "call_id": name, "name": "f", "arguments": "{}"} for name in "ab"),
+        {"type": "function_call_output", "call_id": "a", "output": output},
+        {"type": "function_call_output", "call_id": "b", "output": "none"},
+        {"role": "developer", "content": "Be brief."},
+    ]
+    made = await place.api.post("/v1/responses", {"model": "sim", "max_output_tokens": 2, "input": items})
+    assert made.status_code == 200, made.text
+    sent = [(each["role"], each["content"]) for each in place.upstream.sent[-1].body["messages"][-4:]]
+    assert sent == [("tool", "shot:"), ("tool", "none"), ("user", [image()]), ("system", "Be brief.")]
+    shown = (await place.api.client.get(f"/v1/responses/{made.json()['id']}/input_items?order=asc")).json()["data"]
+    assert [each.get("role", each["type"]) for each in shown[3:]] == [
+        *["function_call_output"] * 2,
+        "user",
+        "developer",
+    ]
+
+
+async def test_a_model_that_sees_nothing_says_so_of_results_too(place: Place) -> None:
+    place.inputs = ()
+    await place.work()
+    for blocks, status in (([BLOCK], 400), ([BOOK], 200)):
+        messages = [{"role": "user", "content": [result("a", *blocks)]}]
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            reply = await place.api.post(path, {"model": "sim", "max_tokens": 2, "messages": messages})
+            assert reply.status_code == status and ("sees no images" in reply.text) is (status == 400), reply.text
+
+
 async def test_links_are_fetched_only_from_where_they_may_lead(place: Place) -> None:
     """Public addresses, or those of the settings; a redirect too."""
     shown: list[tuple[int, bytes, dict[str, str]]] = []

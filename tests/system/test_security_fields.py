@@ -94,7 +94,8 @@ RerankRequest ResponseRequest TokenizeRequest documents[] input[] input[].conten
 items[].content[] items[].output[] messages[] messages[].content[] messages[].function_call messages[].tool_calls[]
 messages[].tool_calls[].function output_expires_after reasoning response_format.json_schema stream_options text
 tools[] tools[].function MessageCountRequest MessagesRequest messages[].content[].content[] output_config
-output_config.format output_format system[] thinking tool_choice
+output_config.format output_format system[] thinking tool_choice messages[].content[].content[].source
+input[].output[].input_audio items[].output[].input_audio
 """
 """Unknown fields are ignored; the size and the weight of a body bound them."""
 TEXTS = """
@@ -108,7 +109,10 @@ instructions items[].arguments items[].content items[].content[].refusal items[]
 items[].output[].refusal items[].output[].text items[].refusal messages[].content messages[].content[].refusal
 messages[].content[].text messages[].function_call.arguments messages[].tool_calls[].function.arguments prompt
 prompt[] query messages[].content[].content messages[].content[].content[].text messages[].content[].signature
-messages[].content[].thinking system system[].text tools[].description
+messages[].content[].thinking system system[].text tools[].description messages[].content[].content[].source.data
+messages[].content[].content[].source.url
+input[].output[].file_data input[].output[].file_url input[].output[].image_url input[].output[].input_audio.data
+items[].output[].file_data items[].output[].file_url items[].output[].image_url items[].output[].input_audio.data
 """
 """As long as a body, or its media, may be, like the lists of 'input', 'prompt' and 'tokens'; what the model cannot hold
 is refused."""

@@ -8,10 +8,11 @@ out, and so are the calls of tools that do not run here: models do not see them.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from api.openai import fields
@@ -104,8 +105,6 @@ AnyPart: TypeAlias = Annotated[
 ]
 TEXT_OR_LIST = fields.by_shape(fields.shape, "a string or a list")
 """Tells which form a field has that takes a text or a list."""
-PartList: TypeAlias = Annotated[list[Part], Field(max_length=fields.MAX_MESSAGES, fail_fast=True)]
-Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList, Tag("<list>")], TEXT_OR_LIST]
 MixedList: TypeAlias = Annotated[list[AnyPart], Field(max_length=fields.MAX_MESSAGES, fail_fast=True)]
 Mixed: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[MixedList, Tag("<list>")], TEXT_OR_LIST]
 
@@ -186,12 +185,13 @@ class FunctionCallOutput(InputItem):
     """The output of a call."""
     call_id: Annotated[str, Field(min_length=1, max_length=128)]
     """The call."""
-    output: Content
-    """A text, or a list of parts, which are joined."""
+    output: Mixed
+    """A text, or a list of parts. Their texts are joined; images and documents are for models that take them."""
 
     @property
     def turn(self) -> ChatTurn:
-        return ChatTurn("tool", fields.words_of(self.output), call_id=self.call_id)
+        parts = fields.parts_of(self.output, InputMedia)
+        return ChatTurn("tool", fields.words_of(self.output), call_id=self.call_id, parts=parts)
 
 
 class ReasoningItem(fields.StrictBody):
@@ -305,6 +305,24 @@ def shown_parts(turn: ChatTurn) -> list[dict[str, Any]]:
         else:
             found.append({"type": "input_audio"})
     return found
+
+
+def with_media_behind(turns: Iterable[ChatTurn]) -> Iterator[ChatTurn]:
+    """Yield turns of which none of a tool has media: those of results stand in the user's turn behind the results,
+    because servers take images only there."""
+    media = tuple[dict[str, Any], ...]()
+    for turn in turns:
+        if turn.role == "tool":
+            media += tuple([part for part in turn.parts if part["type"] != "text"])
+            yield replace(turn, parts=()) if turn.parts else turn
+        elif media and turn.role == "user":
+            yield replace(turn, parts=media + (turn.parts or ({"type": "text", "text": turn.content},)))
+            media = ()
+        else:
+            yield from [ChatTurn("user", "", parts=media), turn] if media else [turn]
+            media = ()
+    if media:
+        yield ChatTurn("user", "", parts=media)
 
 
 def reasoned_turn(text: str) -> ChatTurn:
@@ -428,7 +446,7 @@ def turns_of(items: Sequence[ConversationItem]) -> Sliced[tuple[ChatTurn, ...]]:
         if item.answer and item.answer == answer:
             before = found.pop()
             if before.content and turn.content:  # then it is not only a refusal
-                before, turn = (msgspec.structs.replace(each, extras=_unrefused(each)) for each in (before, turn))
+                before, turn = (replace(each, extras=_unrefused(each)) for each in (before, turn))
             turn = ChatTurn("assistant", before.content + turn.content, before.calls + turn.calls,
                             extras=before.extras | turn.extras)  # fmt: skip
         found.append(turn)

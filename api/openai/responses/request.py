@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, PrivateAttr, Tag, field_validator
 
 from api.openai import fields
 from api.openai.errors import refuse_if
-from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
+from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message, with_media_behind
 from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard
 from penstock.tools import Tool
 from streaming.jobs.job import Chat, ResponseForm
@@ -196,24 +196,25 @@ class InputFields(FlatToolFields, fields.GenerationRequest):
     @property
     def own_turns(self) -> tuple[ChatTurn, ...]:
         """The turns of the request's own input."""
-        return tuple([turn for turn, _ in self._own_turns])
+        return self._own_turns[0]
 
     @property
     def developer_turns(self) -> tuple[int, ...]:
         """Places of those of its own turns that have the role `developer`."""
-        return tuple([place for place, (_, of_developer) in enumerate(self._own_turns) if of_developer])
+        return self._own_turns[1]
 
     @property
-    def _own_turns(self) -> list[tuple[ChatTurn, bool]]:
+    def _own_turns(self) -> tuple[tuple[ChatTurn, ...], tuple[int, ...]]:
         if isinstance(self.input, str):
-            return [(ChatTurn("user", self.input), False)]
+            return (ChatTurn("user", self.input),), ()
         known = self._context.referenced or {}
-        found = list[tuple[ChatTurn, bool]]()
+        found, developer = list[ChatTurn](), set[int]()
         for item in self.input:
             turn = known.get(item.id) if isinstance(item, ItemReference) else item.turn
-            if turn is not None:
-                found.append((turn, isinstance(item, Message) and item.of_developer))
-        return found
+            found += [turn] if turn is not None else []
+            developer |= {id(turn)} if isinstance(item, Message) and item.of_developer else set()
+        turns = tuple(with_media_behind(found))
+        return turns, tuple([place for place, turn in enumerate(turns) if id(turn) in developer])
 
     @property
     def prompt_asked(self) -> Chat:
