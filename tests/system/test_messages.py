@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from http.client import HTTPConnection
 from typing import Any
 
@@ -196,10 +197,14 @@ def test_models_and_refusals(client: Anthropic, house: House) -> None:
 
 
 def test_keys_come_in_either_header(tmp_path: Any) -> None:
-    (tmp_path / "penstock.toml").write_text(key_rows(first_key="", second_key=""))
+    (tmp_path / "penstock.toml").write_text(key_rows(first_key="limits = { requests_per_minute = 100 }", second_key=""))
     with serving(tmp_path, "workers") as house:
         asked: Any = {"model": "sim", "max_tokens": 4, "messages": ASKED}
         made = client_of(house, api_key="first_key").messages.with_raw_response.create(**asked)
+        told, until = made.headers, datetime.fromisoformat(made.headers["anthropic-ratelimit-requests-reset"])
+        assert told["request-id"] == told["x-request-id"] and until > datetime.now(UTC) - timedelta(minutes=1)
+        rates = [told[f"anthropic-ratelimit-requests-{name}"] for name in ("limit", "remaining")]
+        assert rates == ["100", told["x-ratelimit-remaining-requests"]]
         assert client_of(house, api_key=None, auth_token="first_key").messages.create(**asked).content
         with pytest.raises(anthropic.AuthenticationError) as error:
             client_of(house, api_key="wrong_key").messages.create(**asked)
