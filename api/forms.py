@@ -67,6 +67,15 @@ class FormEndpoint(JobEndpoint):
     admit, whole = staticmethod(admit_form), FormReply
 
 
+class _Parser(MultiPartParser):
+    """Keeps files in memory, which `hold` counts, and knows whether the last boundary came."""
+
+    spool_max_size, ended = 0, False  # 0: no file on a disk, whatever its size
+
+    def on_end(self) -> None:
+        self.ended = True
+
+
 async def _read(request: Request, limit: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The fields of a form, those named `x[]` as the list x, and its files as parts of a turn. Raises ApiError."""
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
@@ -81,23 +90,26 @@ async def _read(request: Request, limit: int) -> tuple[dict[str, Any], list[dict
             if size > LARGE_BYTES:
                 hold(request.scope, size)
             yield chunk
+        if not parser.ended:
+            raise errors.invalid_request("The body ends before its last part does.")
 
     fields, files = dict[str, Any](), list[dict[str, Any]]()
+    parser = _Parser(request.headers, stream(), max_files=MAX_FILES, max_fields=MAX_FIELDS)
     try:
-        form = await MultiPartParser(request.headers, stream(), max_files=MAX_FILES, max_fields=MAX_FIELDS).parse()
+        form = await parser.parse()
     except MultiPartException as error:
         raise errors.invalid_request(f"The body is not valid multipart/form-data: {error.message}.") from None
     try:
-        for name, value in form.multi_items():
-            if isinstance(value, UploadFile):
-                own = {"file_data": await value.read(), "filename": (value.filename or name)[:255], "field": name[:64]}
-                files.append({"type": "file", "file": own})
-            elif name.endswith("[]"):
-                several = fields.setdefault(name[:-2], [])
-                errors.refuse_if(not isinstance(several, list), name[:64], "is given with and without []")
-                several.append(value)
-            else:
-                fields[name] = value
+        for name in form:
+            texts = [each for each in form.getlist(name) if isinstance(each, str)]
+            for each in form.getlist(name):
+                if isinstance(each, UploadFile):
+                    own = {"file_data": await each.read(), "filename": (each.filename or name)[:255]}
+                    files.append({"type": "file", "file": own | {"field": name[:64]}})
+            if texts:
+                plain = name.removesuffix("[]")
+                errors.refuse_if(plain in fields or (len(texts) > 1 and plain == name), name[:64], "is given twice")
+                fields[plain] = texts if plain != name else texts[0]
     finally:
         await form.close()
     return fields, files

@@ -772,6 +772,9 @@ async def test_what_is_wrong_with_a_form_is_named(place: Place) -> None:
         (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"temperature": "hot"}, "temperature"),
         (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"temperature": "nan"}, "temperature"),
         (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"x": "1", "x[]": "2"}, "x[]"),
+        (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"x[]": "1", "x": "2"}, "x"),
+        (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"x": ["1", "2"]}, "x"),
+        (TRANSCRIPTS, {"file": ("", b"")}, {}, "file"),
         (TRANSCRIPTS, {"file": ("a.wav", WAV)}, {"stream": "true"}, "stream"),
         ("/v1/images/edits", {"image": ("a.png", WAV)}, {"prompt": "a"}, "image"),
         ("/v1/images/edits", {"image": ("a.png", PNG)}, {}, "prompt"),
@@ -785,6 +788,45 @@ async def test_what_is_wrong_with_a_form_is_named(place: Place) -> None:
     place.api.services.media_settings = MediaSettings(max_request_bytes=1024)
     assert (await form(place, TRANSCRIPTS, {"file": ("a.wav", WAV + bytes(99_000))})).status_code == 413
     assert place.upstream.sent == []
+
+
+def raw_form(*parts: str, boundary: str = "b", end: str = "--b--\r\n") -> dict[str, Any]:
+    body = "".join(f"--b\r\nContent-Disposition: form-data; {part}\r\n" for part in parts) + end
+    return {"content": body, "headers": {"content-type": f"multipart/form-data; boundary={boundary}"}}
+
+
+FILE = f'name="file"; filename="a.wav"\r\n\r\n{WAV.decode()}'
+NAMED = 'name="model"\r\n\r\nsim'
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (raw_form(NAMED, FILE, boundary="c"), "not valid"),
+        (raw_form(NAMED, FILE, boundary=""), "multipart"),
+        (raw_form(NAMED, FILE, end=""), "ends before"),
+        (raw_form(NAMED, FILE, end="--b"), "ends before"),
+        (raw_form(), "model"),
+        (raw_form(NAMED), "file"),
+        (raw_form(NAMED, FILE, "no=1\r\n\r\nx"), "must be provided"),
+        (raw_form(NAMED, *['name="x[]"\r\n\r\n1'] * 10_000, FILE), "Too many fields"),
+        (raw_form(NAMED, *[FILE] * 17), "Too many files"),
+        (raw_form(NAMED, f'name="x"\r\n\r\n{"a" * (3 << 20)}', FILE), "maximum size"),
+        (raw_form(NAMED, f'name="file"; filename="{"a" * 99_000}"\r\n\r\nRIFF'), "not valid"),
+    ],
+)
+async def test_a_malformed_form_is_refused(place: Place, sent: dict[str, Any], words: str) -> None:
+    reply = await place.api.client.post(TRANSCRIPTS, **sent)
+    assert reply.status_code in (400, 415) and words in reply.text
+    assert place.upstream.sent == [] and place.api.services.large_bytes == 0
+
+
+async def test_a_large_form_is_on_no_disk(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An API process has little of it, and counts the memory."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    recording = WAV + bytes(5 << 20)
+    assert (await form(place, TRANSCRIPTS, {"file": ("a.wav", recording)})).status_code == 200
+    assert place.upstream.sent[-1].body["file"] == ("a.wav", "audio/wav", recording)
 
 
 async def test_a_model_that_cannot_refuses_tasks(place: Place) -> None:
