@@ -22,6 +22,7 @@ import msgspec
 
 from penstock.files import write_file
 from penstock.text import MARK
+from streaming.errors import NewerMessage
 from streaming.jobs.codec import Usage
 
 ROW = struct.Struct("<IBBHQIIII")
@@ -117,14 +118,18 @@ class InputPlan:
 
     @classmethod
     def load(cls, folder: Path) -> InputPlan:
-        """Raises FileNotFoundError before the input was read."""
+        """Raises FileNotFoundError before the input was read, NewerMessage for a plan that only a newer version can
+        read: it leaves the batch to a process of that version."""
         plan = cls()
-        stored = msgspec.msgpack.decode((folder / PLAN).read_bytes(), type=list[bytes])
+        data = (folder / PLAN).read_bytes()
+        stored = msgspec.msgpack.decode(data, type=list[bytes])
         size = len(plan._arrays)
-        for each, data in zip(plan._arrays, stored[:size], strict=True):
-            each.frombytes(data)
-        for data in stored[size:]:  # earlier versions have none
-            plan.meant = msgspec.msgpack.decode(data, type=dict[str, str])
+        if len(stored) > size + 1:
+            raise NewerMessage(data)
+        for each, column in zip(plan._arrays, stored[:size], strict=True):
+            each.frombytes(column)
+        if len(stored) > size:  # earlier versions have no aliases
+            plan.meant = msgspec.msgpack.decode(stored[size], type=dict[str, str])
         return plan
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from streaming.batches.ledger import (
+    PLAN,
     REASONING,
     ROW_BYTES,
     InputPlan,
@@ -17,6 +19,7 @@ from streaming.batches.ledger import (
     lines_of,
     read_answer,
 )
+from streaming.errors import NewerMessage
 from streaming.jobs.codec import Usage
 
 
@@ -46,7 +49,20 @@ def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
     again = InputPlan.load(tmp_path)
     assert [list(again.numbers), list(again.offsets), list(again.lengths)] == [[1, 3, 4], [100, 300, 400], [1, 3, 4]]
     assert [list(again.order), list(again.duplicate_of), list(again.tokens)] == [[1, 0], [0, 1, 0], [7, 0, 0]]
-    assert list(again.copies()) == [2, 1, 0]
+    assert list(again.copies()) == [2, 1, 0] and again.meant == {}
+    plan.meant = {"small": "llama"}
+    plan.save(tmp_path)
+    assert InputPlan.load(tmp_path).meant == plan.meant
+
+
+def test_a_plan_of_a_newer_version_is_left_to_it(tmp_path: Path) -> None:
+    """What it says of the lines may change their answers."""
+    InputPlan().save(tmp_path)
+    columns = msgspec.msgpack.decode((tmp_path / PLAN).read_bytes())
+    newer = [*columns, msgspec.msgpack.encode({"a": "b"}), b"more"]
+    (tmp_path / PLAN).write_bytes(msgspec.msgpack.encode(newer))
+    with pytest.raises(NewerMessage):
+        InputPlan.load(tmp_path)
 
 
 def test_the_first_turn_that_ended_a_line_is_right(tmp_path: Path) -> None:
