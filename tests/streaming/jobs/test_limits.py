@@ -344,6 +344,21 @@ async def test_a_rate_comes_back_evenly_and_a_budget_with_its_day(clocked: Redis
     assert (await refusal(queue, 1)).name == "tokens_per_day"
 
 
+async def test_a_job_for_later_counts_when_it_is_accepted(clocked: RedisClient) -> None:
+    """While its client is there to be refused; its time counts nothing once more."""
+    await clocked.redis.set(CLOCK, 10**12)
+    queue = limited(clocked, requests_per_minute=1, tokens_per_day=10)
+    await put(queue, 6, delay_ms=60 * MINUTE_MS)
+    assert (await refusal(queue)).name == "requests_per_minute"
+    await clocked.redis.set(CLOCK, 10**12 + MINUTE_MS)
+    assert (await refusal(queue, 6, delay_ms=1)).name == "tokens_per_day"
+    await clocked.redis.set(CLOCK, 10**12 + 61 * MINUTE_MS)
+    await Reaper(clocked).sweep()
+    await put(queue, 4)
+    lease = await a_lease(clocked)
+    assert len((await lease.claim(0, 2)).jobs) == 2
+
+
 async def test_another_limit_acts_on_what_was_used_before(clocked: RedisClient) -> None:
     await clocked.redis.set(CLOCK, 10**12)
     await put(limited(clocked, tokens_per_minute=100), 60)
