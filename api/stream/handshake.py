@@ -111,7 +111,8 @@ class Handshake(asyncio.Protocol):
 
     async def _agree(self) -> bool:
         """Whether both sides agreed."""
-        loop, start_s, end_s = asyncio.get_running_loop(), self._guard.head.timeout_s, self._guard.lingering.timeout_s
+        # The end is also that of the last answer, of which TLS holds some: it has as long as the rest of it.
+        loop, start_s, end_s = asyncio.get_running_loop(), self._guard.head.timeout_s, self._guard.writing.timeout_s
         times = {"ssl_handshake_timeout": start_s, "ssl_shutdown_timeout": end_s}
         try:
             await loop.connect_accepted_socket(self._protocol, self._socket, ssl=self._context, **times)

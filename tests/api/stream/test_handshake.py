@@ -278,6 +278,29 @@ def test_a_slow_reader_gets_the_whole_answer(
         runner.run(main())
 
 
+async def test_the_end_of_an_answer_has_as_long_as_the_rest(
+    pair: tuple[Path, Path], authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS still has some of it when the server closes: longer than one that sends may linger."""
+    monkeypatch.setattr(connection_guard, "LINGER_TIMEOUT_S", 0.005)
+
+    def read_slowly(port: int) -> int:
+        context, size = ssl.create_default_context(cafile=str(authority.file)), 0
+        with socket.create_connection(("127.0.0.1", port)) as plain, context.wrap_socket(
+            plain, server_hostname="one"
+        ) as client:  # fmt: skip
+            client.settimeout(PATIENCE_S)
+            client.sendall(ASK.replace(b"/", b"/large", 1))
+            while piece := client.recv(65536):
+                size += len(piece)
+                time.sleep(0.004 if size > LARGE_BYTES // 2 else 0)
+        return size
+
+    async with opened(pair) as door:
+        assert await asyncio.to_thread(read_slowly, door.port) > LARGE_BYTES
+        await soon(lambda: not door.open)
+
+
 async def test_what_comes_behind_the_last_request_is_not_answered(
     pair: tuple[Path, Path], authority: Authority
 ) -> None:
