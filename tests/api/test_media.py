@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -227,11 +228,16 @@ async def test_what_is_wrong_is_named(place: Place, part: dict[str, Any], field:
     assert place.upstream.sent == [] and await place.kept() == []
 
 
-async def test_bounds_of_size_and_count(place: Place) -> None:
+async def test_bounds_of_size_and_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each names its setting. A body may be larger than others only by its media."""
     set_media(place, max_bytes=1024, max_request_bytes=1500, max_parts=3)
     assert "[media] max_bytes" in (await place.refused(image(PNG + bytes(1000))))[1]
     assert "[media] max_parts" in (await place.refused(*[image()] * 4))[1]
+    form = {"file": ("a.png", PNG + bytes(1000))}
+    file = (await place.api.client.post("/v1/files", files=form, data={"purpose": "vision"})).json()["id"]
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", None)  # it may be larger than the memory
+        assert "[media] max_bytes" in (await place.refused({"type": "file", "file": {"file_id": file}}))[1]
     two = [image(PNG + bytes([each]) * 800) for each in (1, 2)]
     assert "[media] max_request_bytes" in (await place.refused(*two))[1]
     assert (await place.chat(image(), image(), image(), max_tokens=1)).status_code == 200
@@ -544,6 +550,38 @@ async def test_links_of_one_tenant_leave_places_to_others(place: Place) -> None:
     finally:
         for writer in held:
             writer.close()
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize("pace_s", [0.0, 0.02])
+async def test_a_link_that_does_not_end_is_given_up(place: Place, pace_s: float) -> None:
+    """One that brings much after `max_bytes`, of which no more is read; one that brings little, after its time."""
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + PNG)
+        with contextlib.suppress(ConnectionError):
+            while not writer.is_closing():
+                writer.write(b"x" * (1 if pace_s else 65536))
+                await writer.drain()
+                await asyncio.sleep(pace_s)
+        writer.close()
+        ended.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        set_media(place, links="fetch", networks=("127.0.0.0/8",), link_timeout_s=0.5 if pace_s else 30)
+        there = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/a.png"
+        for parts in (1, 3):
+            ended.clear()
+            links = [{"type": "image_url", "image_url": {"url": f"{there}?{at}"}} for at in range(parts)]
+            param, message = await place.refused(*links)
+            assert param.endswith("image_url.url")
+            assert ("within 0.5 s" if pace_s else "[media] max") in message
+            await asyncio.wait_for(ended.wait(), 20)
+    finally:
         server.close()
         await server.wait_closed()
 
