@@ -69,9 +69,17 @@ def time_ms(text: str) -> int:
     raise refusal("is no time with an offset from UTC, such as 2026-12-01T08:00:00Z")
 
 
+def _check_count(value: Any) -> Any:
+    """Check the number of entries first, because each wrong entry would be an error of its own."""
+    if isinstance(value, dict) and len(value) > _MAX_METADATA:
+        raise refusal(f"may have at most {_MAX_METADATA} entries")
+    return value
+
+
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=_MAX_METADATA, fail_fast=True),
+    Field(max_length=_MAX_METADATA),
+    BeforeValidator(_check_count),
 ]
 
 MAX_BIASES = 1024
