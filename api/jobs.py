@@ -238,10 +238,8 @@ async def wait_for_end(request: Request, job: Job, seconds: float) -> JobRecord:
         with Watched(request.scope["state"]["connection"], buffer.hang_up) as client:
             # From here on the worker sends the job's end to this process; an earlier end shows in the state.
             state = await services.queue.add_address(job.id, services.relay.address)
-            while (
-                not (state.final or buffer.terminal or buffer.hung_up) and (left_s := deadline - time.monotonic()) > 0
-            ):
-                await buffer.take(left_s)
+            while not (state.final or buffer.terminal or buffer.hung_up) and time.monotonic() < deadline:
+                await buffer.take(deadline - time.monotonic())
     except asyncio.CancelledError as error:  # drain_s is over, or the caller's key has ended
         raise (errors.key_ended() if is_key_ended(error) else errors.wait_cut_off(job, repeatable=True)) from None
     finally:

@@ -249,13 +249,8 @@ def _limits(key: Caller | CreatedKey) -> dict[str, float]:
 def _created(key: CreatedKey, used_ms: int | None) -> dict[str, Any]:
     """Render a created key. Times are Unix seconds."""
     state = "revoked" if key.revoked_ms is not None else "valid" if key.is_valid(_now_ms()) else "expired"
-    at_ms = {
-        "created_at": key.created_ms,
-        "expires_at": key.expires_ms,
-        "revoked_at": key.revoked_ms,
-        "last_used_at": used_ms,
-    }
-    times = {name: None if at is None else at // 1000 for name, at in at_ms.items()}
+    at_ms = {"created": key.created_ms, "expires": key.expires_ms, "revoked": key.revoked_ms, "last_used": used_ms}
+    times = {f"{name}_at": None if at is None else at // 1000 for name, at in at_ms.items()}
     shown = fields_of(key, "id", "tenant", "label", "admin", "models", "endpoints", "created_by")
     shown["limits"] = _limits(key)
     return {"object": "key", "name": key.id, **shown, "highest_lane": key.priority.value, "state": state, **times}

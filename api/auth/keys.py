@@ -130,11 +130,7 @@ class Keyring:
 
     def quotas_of(self, tenant: str) -> QuotaSettings:
         """Return the quotas set in a tenant's keys; for each quota the first key that sets it counts."""
-        found = UNLIMITED
-        for caller in self.callers:
-            if caller.tenant == tenant:
-                found = found.over(caller.quotas)
-        return found
+        return reduce(QuotaSettings.over, [each.quotas for each in self.callers if each.tenant == tenant], UNLIMITED)
 
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller of the key or token in an Authorization header. Raises ApiError (401, 503)."""

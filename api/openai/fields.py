@@ -1074,13 +1074,4 @@ def passed_parts(
     turns are shown as items again, where a refusal is one."""
     if card is not None and card.capabilities.passes_fields and ALL not in card.withheld:
         return prompt, tools
-    bare, tools = without_extras(prompt, tools)
-    if not shown or bare is prompt or not isinstance(bare, Chat) or not isinstance(prompt, Chat):
-        return bare, tools
-    marked = [
-        msgspec.structs.replace(turn, extras={name: full.extras.get(name) for name in ("content", "refusal")})
-        if "refusal" in full.extras
-        else turn
-        for turn, full in zip(bare.turns, prompt.turns, strict=True)
-    ]
-    return Chat(tuple(marked)), tools
+    return without_extras(prompt, tools, refusals=shown)

@@ -398,21 +398,25 @@ def bare_part(part: Mapping[str, Any]) -> dict[str, Any]:
     return {name: part[name] for name in ("type", part["type"])}
 
 
-def without_extras(prompt: Prompt, tools: Tools | None) -> tuple[Prompt, Tools | None]:
-    """The same without further fields of turns, calls and tools."""
+def without_extras(prompt: Prompt, tools: Tools | None, *, refusals: bool = False) -> tuple[Prompt, Tools | None]:
+    """The same without further fields of turns, calls and tools. `refusals`: turns keep what marks them as one."""
     replace = msgspec.structs.replace
     if not has_extras(prompt, tools):
         return prompt, tools
     if tools is not None:
         tools = replace(tools, offered=tuple([replace(tool, extras={}) for tool in tools.offered]))
     if isinstance(prompt, Chat):
-        calls = [tuple([replace(call, extras={}) for call in turn.calls]) for turn in prompt.turns]
-        turns = [
-            replace(turn, calls=own, extras={}, parts=tuple([bare_part(part) for part in turn.parts]))
-            for turn, own in zip(prompt.turns, calls, strict=True)
-        ]
-        prompt = Chat(tuple(turns))
+        prompt = Chat(tuple([_bare(turn, refusal=refusals and "refusal" in turn.extras) for turn in prompt.turns]))
     return prompt, tools
+
+
+def _bare(turn: ChatTurn, *, refusal: bool) -> ChatTurn:
+    """A turn without further fields of it and of its calls, but for those that mark a refusal."""
+    replace = msgspec.structs.replace
+    calls = tuple([replace(call, extras={}) for call in turn.calls])
+    parts = tuple([bare_part(part) for part in turn.parts])
+    extras = {name: turn.extras.get(name) for name in (("content", "refusal") if refusal else ())}
+    return replace(turn, calls=calls, extras=extras, parts=parts)
 
 
 def without_passed(job: Job) -> Job:
