@@ -33,7 +33,10 @@ from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch
 
 
 async def create(request: Request) -> Response:
-    """POST /v1/batches: accept the batch durably and return it."""
+    """Compute every line of a file.
+
+    POST /v1/batches: accept the batch durably and return it.
+    """
     services = services_of(request)
     check_key(caller_of(request))
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
@@ -141,7 +144,10 @@ async def _is_known(services: Services, batch: Batch) -> bool:
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/batches[?after=&limit=]: list the caller's batches, newest first."""
+    """List your batches.
+
+    GET /v1/batches[?after=&limit=]: list the caller's batches, newest first.
+    """
     services, caller, query = services_of(request), caller_of(request), request.query_params
     limit = value_of(query, "limit") or 20
     try:
@@ -152,22 +158,34 @@ async def listing(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/batches/{id}: show the batch."""
+    """Show a batch.
+
+    GET /v1/batches/{id}: show the batch.
+    """
     return as_json(batch_object(await own_batch(request)))
 
 
 async def cancel(request: Request) -> Response:
-    """POST /v1/batches/{id}/cancel: cancel the batch; finished lines are kept. Idempotent."""
+    """Cancel a batch; finished lines are kept.
+
+    POST /v1/batches/{id}/cancel: cancel the batch; finished lines are kept. Idempotent.
+    """
     return await _command(request, "cancel")
 
 
 async def pause(request: Request) -> Response:
-    """POST /v1/batches/{id}/pause: start no further lines until it is resumed; its deadline stays."""
+    """Pause a batch: start no more lines.
+
+    POST /v1/batches/{id}/pause: start no further lines until it is resumed; its deadline stays.
+    """
     return await _command(request, "pause")
 
 
 async def resume(request: Request) -> Response:
-    """POST /v1/batches/{id}/resume: start lines again."""
+    """Resume a paused batch.
+
+    POST /v1/batches/{id}/resume: start lines again.
+    """
     return await _command(request, "resume")
 
 
@@ -187,12 +205,18 @@ async def command_batch(request: Request, record: BatchRecord, command: BatchCom
 
 
 async def output(request: Request) -> Response:
-    """GET /v1/batches/{id}/output: return the answered lines in input order, also while the batch runs."""
+    """Read the answers so far.
+
+    GET /v1/batches/{id}/output: return the answered lines in input order, also while the batch runs.
+    """
     return await _lines_of(request, LineOutcome.DONE)
 
 
 async def failures(request: Request) -> Response:
-    """GET /v1/batches/{id}/errors: return the failed lines in input order."""
+    """Read the lines that failed.
+
+    GET /v1/batches/{id}/errors: return the failed lines in input order.
+    """
     return await _lines_of(request, LineOutcome.FAILED)
 
 

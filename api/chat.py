@@ -68,7 +68,10 @@ def prefers_async(prefer: str) -> bool:
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/models: list every configured model with its adapters, then the aliases that the caller may use."""
+    """List the models.
+
+    GET /v1/models: list every configured model with its adapters, then the aliases that the caller may use.
+    """
     services, caller = services_of(request), caller_of(request)
     await services.learn_cards()
     names = [*served_names(services.models), *services.aliases.listed(caller.tenant)]
@@ -78,7 +81,10 @@ async def listing(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/models/{model}: show one model or adapter, or what an alias means; 404 if it is not configured."""
+    """Describe a model.
+
+    GET /v1/models/{model}: show one model or adapter, or what an alias means; 404 if it is not configured.
+    """
     services, name = services_of(request), request.path_params["model"]
     meant = model_of(services, caller_of(request), name)
     await services.learn_cards()
@@ -92,8 +98,11 @@ def _by_anthropic(request: Request) -> bool:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """GET /tokenizer_info[?model=]: show the special tokens of a model, the default or first one if none is named, as
-    vLLM does; lm-eval looks here for a tokenizer."""
+    """Show the special tokens of a model.
+
+    GET /tokenizer_info[?model=]: show the special tokens of a model, the default or first one if none is named, as
+    vLLM does; lm-eval looks here for a tokenizer.
+    """
     services = services_of(request)
     name = request.query_params.get("model") or services.aliases.default or next(iter(services.models))
     card = services.cards.get(model_of(services, caller_of(request), name).model)

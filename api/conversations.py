@@ -278,7 +278,10 @@ KEY_DIGITS = 16
 
 
 async def create(request: Request) -> Response:
-    """POST /v1/conversations: store a new conversation, with its first items."""
+    """Begin a conversation.
+
+    POST /v1/conversations: store a new conversation, with its first items.
+    """
     services, caller = services_of(request), caller_of(request)
     asked = await _asked(request, ConversationRequest)
     conversations, quota = services.conversations, services.quotas(caller)
@@ -290,12 +293,18 @@ async def create(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/conversations/{id}: show a conversation, without its items."""
+    """Show a conversation.
+
+    GET /v1/conversations/{id}: show a conversation, without its items.
+    """
     return as_json(conversation_object(await _own(request)))
 
 
 async def update(request: Request) -> Response:
-    """POST /v1/conversations/{id}: replace the metadata of a conversation."""
+    """Replace the metadata of a conversation.
+
+    POST /v1/conversations/{id}.
+    """
     services, caller = services_of(request), caller_of(request)
     asked = await _asked(request, ConversationUpdate)
     conversation, metadata = await _own(request), asked.metadata or {}
@@ -304,14 +313,20 @@ async def update(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """DELETE /v1/conversations/{id}: delete a conversation with its items. A response that runs in it goes on."""
+    """Delete a conversation.
+
+    DELETE /v1/conversations/{id}: delete a conversation with its items. A response that runs in it goes on.
+    """
     services, conversation_id = services_of(request), request.path_params["conversation_id"]
     await services.conversations.delete(conversation_id, caller_of(request).tenant)
     return as_json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
 
 async def add_items(request: Request) -> Response:
-    """POST /v1/conversations/{id}/items: append items. With an Idempotency-Key, once however often it is sent."""
+    """Add items to a conversation.
+
+    POST /v1/conversations/{id}/items: append items. With an Idempotency-Key, once however often it is sent.
+    """
     services, caller = services_of(request), caller_of(request)
     asked, key = await _asked(request, ItemsRequest), idempotency_key(request.scope)
     token = _token(asked.items, joined(caller.tenant, request.url.path, key) if key else secrets.token_hex(16))
@@ -331,7 +346,10 @@ async def add_items(request: Request) -> Response:
 
 
 async def list_items(request: Request) -> Response:
-    """GET /v1/conversations/{id}/items[?after=&limit=&order=&include=]: list the items, the newest first."""
+    """List the items of a conversation.
+
+    GET /v1/conversations/{id}/items[?after=&limit=&order=&include=]: list the items, the newest first.
+    """
     after, number = request.query_params.get("after"), None
     conversation = await _own(request)
     if after is not None:
@@ -344,12 +362,18 @@ async def list_items(request: Request) -> Response:
 
 
 async def show_item(request: Request) -> Response:
-    """GET /v1/conversations/{id}/items/{item_id}: show one item."""
+    """Show an item of a conversation.
+
+    GET /v1/conversations/{id}/items/{item_id}: show one item.
+    """
     return as_json(_item(request, await _own(request)).shown)
 
 
 async def delete_item(request: Request) -> Response:
-    """DELETE /v1/conversations/{id}/items/{item_id}: delete one item, and show the conversation."""
+    """Delete an item of a conversation.
+
+    DELETE /v1/conversations/{id}/items/{item_id}: delete one item, and show the conversation.
+    """
     services = services_of(request)
     for _ in range(MAX_READS):
         conversation = await _own(request)

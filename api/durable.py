@@ -222,7 +222,10 @@ _ENDS = frozenset(("error", *(state.value for state in JobState if state.final))
 
 
 async def stream(request: Request) -> ASGIApp:
-    """Read the messages of a job. Raises ApiError (400, 404, 410, 503)."""
+    """Read a job's messages after an offset (Durable Streams).
+
+    Read the messages of a job. Raises ApiError (400, 404, 410, 503).
+    """
     services = services_of(request)
     text, live, seen = _parsed(request)
     after = None if text in (BEGINNING, TAIL) else read(text)

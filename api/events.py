@@ -168,7 +168,10 @@ class EventStream:
 
 
 async def events(request: Request) -> ASGIApp:
-    """Stream from the beginning, or after `Last-Event-ID` (or ?after=), to the job's end."""
+    """Follow a job, from its start or after an event.
+
+    Stream from the beginning, or after `Last-Event-ID` (or ?after=), to the job's end.
+    """
     services, record = services_of(request), await own_record(request)
     header, after = request.headers.get("last-event-id"), request.query_params.get("after")
     seen = cursor.read(header) if header else None if after is None else cursor.read(after, "after")

@@ -42,7 +42,10 @@ RECORDS_PER_CALL = 500
 
 
 async def create(request: Request) -> Response:
-    """POST /v1/files: store the upload on disk and return the file object."""
+    """Upload a file.
+
+    POST /v1/files: store the upload on disk and return the file object.
+    """
     services, caller = services_of(request), caller_of(request)
     if services.refusal:
         raise errors.store_full(services.refusal)
@@ -141,7 +144,10 @@ def _keep_s(upload: Upload, default: int) -> int:
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/files[?purpose=&limit=&order=&after=]: list the caller's files."""
+    """List your files.
+
+    GET /v1/files[?purpose=&limit=&order=&after=]: list the caller's files.
+    """
     services, caller, query = services_of(request), caller_of(request), request.query_params
     limit, purpose = value_of(query, "file_limit") or MAX_FILES_PER_PAGE, query.get("purpose")
     newest_first = value_of(query, "order") != "asc"
@@ -159,12 +165,18 @@ async def listing(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/files/{id}: show the file object."""
+    """Show a file.
+
+    GET /v1/files/{id}: show the file object.
+    """
     return as_json(file_object(await own_file(request)))
 
 
 async def content(request: Request) -> Response:
-    """GET /v1/files/{id}/content: stream the file's bytes from disk."""
+    """Read a file.
+
+    GET /v1/files/{id}/content: stream the file's bytes from disk.
+    """
     services, file = services_of(request), await own_file(request)
     path = services.file_store.path(file.id)
     if not await asyncio.to_thread(path.exists):
@@ -175,7 +187,10 @@ async def content(request: Request) -> Response:
 
 
 async def delete(request: Request) -> Response:
-    """DELETE /v1/files/{id}: delete the file. Batches created from it continue."""
+    """Delete a file.
+
+    DELETE /v1/files/{id}: delete the file. Batches created from it continue.
+    """
     services, file = services_of(request), await own_file(request)
     await asyncio.to_thread(services.file_store.remove, file.id)
     await services.files.forget(file.id, file.tenant)

@@ -19,13 +19,19 @@ from telemetry.metrics import CONTENT_TYPE, GaugeSample
 
 
 async def healthz(_request: Request) -> Response:
-    """GET /healthz: 200 while the process runs."""
+    """Whether this process is alive.
+
+    GET /healthz: 200 while the process runs.
+    """
     return as_json({"status": "ok"})
 
 
 async def readyz(request: Request) -> Response:
-    """GET /readyz: 200 if Redis answers and a worker is ready or can be started; else 503 with the reason. Either names
-    models whose jobs no worker may run (`stalled`), which does not make this process unready for the others."""
+    """Whether requests can be accepted.
+
+    GET /readyz: 200 if Redis answers and a worker is ready or can be started; else 503 with the reason. Either names
+    models whose jobs no worker may run (`stalled`), which does not make this process unready for the others.
+    """
     services = services_of(request)
     try:
         ready, reason = await _ready(services)
@@ -57,7 +63,10 @@ async def _ready(services: Services) -> tuple[bool, str]:
 
 
 async def version(request: Request) -> Response:
-    """GET /version."""
+    """Which version this is.
+
+    GET /version.
+    """
     return as_json({"name": "penstock", "version": services_of(request).version})
 
 
@@ -70,12 +79,17 @@ async def root(request: Request) -> Response:
 
 
 async def openapi(request: Request) -> Response:
-    """GET /openapi.json."""
+    """This document.
+
+    GET /openapi.json.
+    """
     return as_json(request.app.state.document())
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics: Prometheus text of this machine's processes, and the present state of lanes and batches.
+    """Counters for Prometheus.
+
+    GET /metrics: Prometheus text of this machine's processes, and the present state of lanes and batches.
 
     The latter are left out, not zero, while Redis does not answer.
     """

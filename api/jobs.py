@@ -56,7 +56,10 @@ def as_page(data: Mapping[str, Any], *, has_more: bool = False, headers: dict[st
 
 
 async def create(request: Request) -> Response:
-    """POST /v1/jobs[?wait=seconds]: 202 with the job and its Location; 200 with its result, if it ends in that time."""
+    """Queue a job, and wait for its end if asked to.
+
+    POST /v1/jobs[?wait=seconds]: 202 with the job and its Location; 200 with its result, if it ends in that time.
+    """
     services, wait_s = services_of(request), value_of(request.query_params, "wait")
     admitted = await admit(services, request.scope, request.receive, "job", waits=False)
     services.relay.close(admitted.buffer)
@@ -98,7 +101,10 @@ async def accepted_response(services: Services, admitted: Admitted, seen: JobRec
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/jobs/{id}[?wait=seconds&include=input]: show the job, once it ended or after that time."""
+    """Show a job.
+
+    GET /v1/jobs/{id}[?wait=seconds&include=input]: show the job, once it ended or after that time.
+    """
     query = request.query_params
     with_input, wait_s = value_of(query, "include") == "input", value_of(query, "wait")
     record = await own_record(request)
@@ -131,7 +137,10 @@ async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
 
 
 async def result(request: Request) -> Response:
-    """GET /v1/jobs/{id}/result: the completion, or 202 with the job while it has not ended."""
+    """Get a job's answer.
+
+    GET /v1/jobs/{id}/result: the completion, or 202 with the job while it has not ended.
+    """
     return await result_of(request, await own_record(request))
 
 
@@ -149,7 +158,9 @@ async def result_of(request: Request, record: JobRecord) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """POST /v1/jobs/{id}/cancel: request cancellation and return the job, which may run one more engine step.
+    """Cancel a job.
+
+    POST /v1/jobs/{id}/cancel: request cancellation and return the job, which may run one more engine step.
 
     Idempotent: `already_ended` says whether the job had ended before. The result of one that had completed is left out.
     """
@@ -168,7 +179,9 @@ async def cancelled(request: Request, record: JobRecord, by: CancelledBy = Cance
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/jobs[?status=&model=&lane=&since=&until=&cursor=&limit=]: list the caller's jobs, newest first, with the
+    """List your jobs.
+
+    GET /v1/jobs[?status=&model=&lane=&since=&until=&cursor=&limit=]: list the caller's jobs, newest first, with the
     first words of their prompts, without their results.
 
     A page reads a bounded number of jobs: filtered by status, it may be short or empty and still have `has_more`.

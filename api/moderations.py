@@ -67,8 +67,11 @@ class ModerationRequest(StrictBody):
 
 
 async def create(request: Request) -> Response:
-    """Answer as OpenAI does, with rules, and what the model finds, as categories. A score is 1 or 0: a rule matches or
-    does not, and the model says yes or no."""
+    """See what content rules or a model find in texts.
+
+    Answer as OpenAI does, with rules, and what the model finds, as categories. A score is 1 or 0: a rule matches or
+    does not, and the model says yes or no.
+    """
     services = services_of(request)
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
     asked = validated(ModerationRequest, read_object(body))

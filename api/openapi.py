@@ -623,7 +623,7 @@ def document(version: str, base_path: str = "") -> dict[str, Any]:
     """Build the document; `version` is Penstock's, and `base_path` the path below which a proxy serves the API."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
-        if route.summary:
+        if route.answer:
             paths.setdefault(route.described_path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
@@ -652,7 +652,7 @@ def document(version: str, base_path: str = "") -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     named = tuple(PATH_PARAM.findall(route.path))
     headers = (*_ALWAYS, *route.headers, *(("X-Job-Id",) if "job_id" in named else ()))
-    answer = {"description": route.summary, "headers": _headers(headers), "content": _content(route)}
+    answer = {"description": route.described, "headers": _headers(headers), "content": _content(route)}
     answers = {str(route.status): answer}
     if route.or_job:
         answers["202"] = ref("responses", "Accepted")
@@ -661,7 +661,7 @@ def _operation(route: Route) -> dict[str, Any]:
     words = route.described_path.removeprefix("/v1").replace("{", "").replace("}", "").replace(".", "_")
     operation: dict[str, Any] = {
         "operationId": route.method.lower() + words.replace("/", "_"),
-        "summary": route.summary,
+        "summary": route.described,
         "responses": answers,
     }
     if params := (*named, *route.params):
@@ -712,7 +712,7 @@ def _parameters() -> dict[str, Schema]:
     def param(name: str, where: str, kind: Schema, words: str) -> Schema:
         return {"name": name, "in": where, "required": where == "path", "schema": kind, "description": words}
 
-    named = {name for route in ROUTES if route.summary for name in PATH_PARAM.findall(route.path)}
+    named = {name for route in ROUTES if route.answer for name in PATH_PARAM.findall(route.path)}
     paths = {name: param(name, "path", STRING, f"Which {name.removesuffix('_id')}.") for name in sorted(named)}
     headers = {name: param(name, "header", STRING, words) for name, words in HEADER_PARAMS.items()}
     queries = {key: param(name, "query", kind, words) for key, (name, kind, words) in PARAMS.items()}

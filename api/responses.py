@@ -81,7 +81,10 @@ async def _reply(services: Services, admitted: Admitted, asked: InputFields, *, 
 
 
 async def retrieve(request: Request) -> ASGIApp:
-    """GET /v1/responses/{id}[?stream=true&starting_after=n]: show the response, or stream its events after one."""
+    """Show a response, or stream its events after one.
+
+    GET /v1/responses/{id}[?stream=true&starting_after=n]: show the response, or stream its events after one.
+    """
     services, query = services_of(request), request.query_params
     streams, after = value_of(query, "stream") == "true", value_of(query, "starting_after")
     if after is not None and not streams:
@@ -113,7 +116,10 @@ async def shown(services: Services, record: JobRecord, headers: dict[str, str] |
 
 
 async def cancel(request: Request) -> Response:
-    """POST /v1/responses/{id}/cancel: cancel a response in the background. Idempotent; returns its final object."""
+    """Cancel a response in the background.
+
+    POST /v1/responses/{id}/cancel: cancel a response in the background. Idempotent; returns its final object.
+    """
     services, record = services_of(request), await own_response(request)
     if not form_of(record.job).background:
         message = "Only a response created with background can be cancelled: close the connection of any other."
@@ -131,7 +137,10 @@ async def _stopped(request: Request, record: JobRecord, wait_s: float) -> JobRec
 
 
 async def delete(request: Request) -> Response:
-    """DELETE /v1/responses/{id}: delete the response and its job; one that has not ended is cancelled first."""
+    """Delete a response.
+
+    DELETE /v1/responses/{id}: delete the response and its job; one that has not ended is cancelled first.
+    """
     services, record = services_of(request), await own_response(request)
     record = await _stopped(request, record, DELETE_WAIT_S)
     if not record.state.final:
@@ -143,7 +152,10 @@ async def delete(request: Request) -> Response:
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/responses/{id}/input_items[?after=&limit=&order=]: list the items of the response's own input."""
+    """List the input of a response.
+
+    GET /v1/responses/{id}/input_items[?after=&limit=&order=]: list the items of the response's own input.
+    """
     after = request.query_params.get("after")
     items = own_items(await own_response(request))
     places = {item["id"]: place for place, item in enumerate(items)}

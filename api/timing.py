@@ -17,7 +17,10 @@ LATENCIES = ("time_to_first_token_ms", "gateway_time_to_first_token_ms", "time_p
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/jobs/{id}/timing: the stages measured so far; all of them once the job has ended."""
+    """See where a job's time went.
+
+    GET /v1/jobs/{id}/timing: the stages measured so far; all of them once the job has ended.
+    """
     services, record = services_of(request), await own_record(request)
     if record.rowless:
         record = await services.job_reader.record(record.job.id, rows=False)

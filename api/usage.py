@@ -28,12 +28,18 @@ AMOUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "t
 
 
 async def own(request: Request) -> Response:
-    """GET /v1/usage[?from=&to=&by=&format=]: what the caller's tenant has used."""
+    """See what your tenant has used, by day, key and model.
+
+    GET /v1/usage[?from=&to=&by=&format=]: what the caller's tenant has used.
+    """
     return await _report(request, caller_of(request).tenant)
 
 
 async def every(request: Request) -> Response:
-    """GET /admin/usage[?tenant=...]: what one tenant or all have used."""
+    """See what one tenant or all have used.
+
+    GET /admin/usage[?tenant=...]: what one tenant or all have used.
+    """
     tenant: str | None = value_of(request.query_params, "usage_tenant")
     refuse_if(tenant is not None and not TENANT_NAME.fullmatch(tenant), "tenant", "must be a tenant's name")
     return await _report(request, tenant)

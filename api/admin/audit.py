@@ -11,7 +11,10 @@ from api.query import value_of
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/audit[?limit=&after=&since=]: list entries of the audit log, of all API processes."""
+    """List what admins did, and who was refused.
+
+    GET /admin/audit[?limit=&after=&since=]: list entries of the audit log, of all API processes.
+    """
     query = request.query_params
     limit, after = value_of(query, "limit") or 20, value_of(query, "audit_after") or ""
     since_ms = int(1000 * (value_of(query, "audit_since") or 0))

@@ -35,7 +35,9 @@ ALL = "*"
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/jobs[?tenant=&status=&model=&lane=&since=&until=&search=&cursor=&limit=]: list jobs, newest first.
+    """List the jobs of one tenant or of all.
+
+    GET /admin/jobs[?tenant=&status=&model=&lane=&since=&until=&search=&cursor=&limit=]: list jobs, newest first.
 
     It shows the first words of a prompt only of jobs of the key's own tenant. A page reads a bounded number of jobs: it
     may be short or empty and still have `has_more`.
@@ -60,13 +62,19 @@ async def listing(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/jobs/{id}: show a job with its timing. 404 for an unknown one, 410 after its retention."""
+    """Show any job, without its request and answer.
+
+    GET /admin/jobs/{id}: show a job with its timing. 404 for an unknown one, 410 after its retention.
+    """
     services, record = services_of(request), await _record(request)
     return as_json(await _shown(services, record, caller_of(request).tenant))
 
 
 async def cancel(request: Request) -> Response:
-    """POST /admin/jobs/{id}/cancel: request cancellation and return the job. Idempotent."""
+    """Cancel any job.
+
+    POST /admin/jobs/{id}/cancel: request cancellation and return the job. Idempotent.
+    """
     record = await _record(request)
     audit.detail(request.scope, job=record.job.id, of_tenant=record.job.tenant)
     record, already_ended = await cancelled(request, record, CancelledBy.ADMIN)

@@ -81,7 +81,10 @@ class KeyRequest(KeyUpdate):
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/keys: list all keys, those of the settings by name, then the created ones by age."""
+    """List the keys.
+
+    GET /admin/keys: list all keys, those of the settings by name, then the created ones by age.
+    """
     services = services_of(request)
     created, used = await services.api_keys.read(), await services.api_keys.used()
     rows = sorted((one for one in services.keyring.callers if one.created is None), key=lambda one: one.name)
@@ -90,14 +93,20 @@ async def listing(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/keys/{key_id}: show a created key."""
+    """Show a created key.
+
+    GET /admin/keys/{key_id}.
+    """
     services, key_id = services_of(request), request.path_params["key_id"]
     key = (await services.api_keys.read()).get(key_id)
     return as_json(_created(_known(key), (await services.api_keys.used()).get(key_id)))
 
 
 async def create(request: Request) -> Response:
-    """POST /admin/keys: create a key; 201 with the key itself, which is shown only here."""
+    """Create a key, which is shown only in this answer.
+
+    POST /admin/keys: create a key; 201 with the key itself, which is shown only here.
+    """
     services, caller = services_of(request), caller_of(request)
     asked = validated(KeyRequest, read_object(await read_body(request.scope, request.receive, MAX_BODY_BYTES)))
     _check_names(services, asked, asked.tenant)
@@ -120,7 +129,10 @@ async def create(request: Request) -> Response:
 
 
 async def update(request: Request) -> Response:
-    """POST /admin/keys/{key_id}: change a created key; it acts within three seconds at every API process."""
+    """Change a created key.
+
+    POST /admin/keys/{key_id}: change a created key; it acts within three seconds at every API process.
+    """
     services = services_of(request)
     asked = validated(KeyUpdate, read_object(await read_body(request.scope, request.receive, MAX_BODY_BYTES)))
     caller = caller_of(request)
@@ -133,14 +145,20 @@ async def update(request: Request) -> Response:
 
 
 async def rotate(request: Request) -> Response:
-    """POST /admin/keys/{key_id}/rotate: replace the secret of a created key; the old one is void."""
+    """Replace the secret of a created key.
+
+    POST /admin/keys/{key_id}/rotate: replace the secret of a created key; the old one is void.
+    """
     secret, caller = _new_secret(), caller_of(request)
     shown = await _change(request, lambda key: replace(_granted(caller, _valid(key)), sha256=_hash(secret)))
     return as_json(shown | {"key": secret})
 
 
 async def revoke(request: Request) -> Response:
-    """DELETE /admin/keys/{key_id}: revoke a created key for good, and end its open answers. Idempotent."""
+    """Revoke a created key.
+
+    DELETE /admin/keys/{key_id}: revoke a created key for good, and end its open answers. Idempotent.
+    """
     now_ms = _now_ms()
     return as_json(
         await _change(request, lambda key: key if key.revoked_ms is not None else replace(key, revoked_ms=now_ms))

@@ -20,13 +20,19 @@ MAX_LISTED = 100
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/dlq[?limit=]: list dead letters, newest first."""
+    """List dead letters.
+
+    GET /admin/dlq[?limit=]: list dead letters, newest first.
+    """
     letters = await services_of(request).dead_letters.recent(value_of(request.query_params, "limit") or MAX_LISTED)
     return as_json({"object": "list", "data": [_object(letter) for letter in letters]})
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/dlq/{id}: show the letter, and its job without the prompt while that is retained."""
+    """Show a dead letter.
+
+    GET /admin/dlq/{id}: show the letter, and its job without the prompt while that is retained.
+    """
     services = services_of(request)
     letter = await _found(request)
     job: dict[str, Any] | None = None
@@ -39,7 +45,10 @@ async def show(request: Request) -> Response:
 
 
 async def replay(request: Request) -> Response:
-    """POST /admin/dlq/{id}/replay: queue the job again as a new one and remove the letter; 202 with the new job."""
+    """Replay a dead letter's job.
+
+    POST /admin/dlq/{id}/replay: queue the job again as a new one and remove the letter; 202 with the new job.
+    """
     services, letter = services_of(request), await _found(request)
     if not letter.job:
         raise errors.invalid_request("This letter is not a job: there is nothing to replay. Drop it.")
@@ -58,7 +67,10 @@ async def replay(request: Request) -> Response:
 
 
 async def drop(request: Request) -> Response:
-    """DELETE /admin/dlq/{id}: remove the letter."""
+    """Drop a dead letter.
+
+    DELETE /admin/dlq/{id}: remove the letter.
+    """
     letter = await _found(request)
     await services_of(request).dead_letters.drop(letter.id)
     return as_json({"id": letter.id, "object": "dead_letter", "deleted": True})
@@ -88,18 +100,27 @@ def _object(letter: DeadLetter) -> dict[str, Any]:
 
 
 async def list_messages(request: Request) -> Response:
-    """GET /admin/webhooks[?limit=]: list messages, newest first."""
+    """List webhook messages.
+
+    GET /admin/webhooks[?limit=]: list messages, newest first.
+    """
     messages = await services_of(request).webhooks.recent(value_of(request.query_params, "limit") or MAX_LISTED)
     return as_json({"object": "list", "data": [_message_object(message) for message in messages]})
 
 
 async def show_message(request: Request) -> Response:
-    """GET /admin/webhooks/{id}: show the message."""
+    """Show a webhook message.
+
+    GET /admin/webhooks/{id}: show the message.
+    """
     return as_json(_message_object(await _message(request)))
 
 
 async def resend(request: Request) -> Response:
-    """POST /admin/webhooks/{id}/replay: send the message again with the same webhook-id; 202."""
+    """Send a webhook message once more.
+
+    POST /admin/webhooks/{id}/replay: send the message again with the same webhook-id; 202.
+    """
     message = await _message(request)
     await services_of(request).webhooks.redeliver(message.id)
     return as_json(_message_object(await _message(request)), 202)

@@ -342,7 +342,10 @@ class LiveOverview:
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/overview: the verdict, rates, pools, processes and the store."""
+    """See whether jobs flow, and what is wrong.
+
+    GET /admin/overview: the verdict, rates, pools, processes and the store.
+    """
     overview: LiveOverview = request.app.state.overview
     return Response(await overview.body(), media_type="application/json")
 

@@ -57,7 +57,10 @@ class PoolsView:
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/pools: list every model's pool, the leading scheduler, and the newest scaling actions."""
+    """List worker pools, the leading scheduler and its actions.
+
+    GET /admin/pools: list every model's pool, the leading scheduler, and the newest scaling actions.
+    """
     services = services_of(request)
     view, actions = await asyncio.gather(pools_view(services, services.models), services.plans.actions(MAX_ACTIONS))
     pools = [pool_object(services, model, view) for model in services.models]
@@ -65,13 +68,19 @@ async def listing(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/pools/{model}: show the pool."""
+    """Show a model's pool.
+
+    GET /admin/pools/{model}: show the pool.
+    """
     services, model = services_of(request), _model(request)
     return as_json(pool_object(services, model, await pools_view(services, [model])))
 
 
 async def override(request: Request) -> Response:
-    """PUT /admin/pools/{model} with {"want": 3} or {"paused": true}, optionally "for_s": set an override; 200."""
+    """Set a number of workers by hand, or pause.
+
+    PUT /admin/pools/{model} with {"want": 3} or {"paused": true}, optionally "for_s": set an override; 200.
+    """
     caller, services, model = caller_of(request), services_of(request), _model(request)
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
     asked, settings = validated(PoolOverride, read_object(body)), services.model(model)
@@ -89,7 +98,10 @@ async def override(request: Request) -> Response:
 
 
 async def resume(request: Request) -> Response:
-    """DELETE /admin/pools/{model}: end the override, if there is one, so that the scheduler decides again; 200."""
+    """Let the scheduler decide again.
+
+    DELETE /admin/pools/{model}: end the override, if there is one, so that the scheduler decides again; 200.
+    """
     caller, services = caller_of(request), services_of(request)
     await services.overrides.end(_model(request), caller.name or caller.tenant)
     return await show(request)

@@ -18,14 +18,20 @@ USAGE_FIELDS = ("jobs", "job_bytes", "result_bytes", "files", "file_bytes")
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/tenants: list the tenants of all keys (without keys, the local one), by name."""
+    """List the storage usage of tenants.
+
+    GET /admin/tenants: list the tenants of all keys (without keys, the local one), by name.
+    """
     services = services_of(request)
     tenants = sorted(services.keyring.tenants)
     return as_json({"object": "list", "data": [await _tenant(services, tenant) for tenant in tenants]})
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/tenants/{tenant}: show a tenant that has a key, or that had one and still stores something."""
+    """Show the storage usage of a tenant.
+
+    GET /admin/tenants/{tenant}: show a tenant that has a key, or that had one and still stores something.
+    """
     services, tenant = services_of(request), request.path_params["tenant"]
     if not TENANT_NAME.fullmatch(tenant):
         raise errors.invalid_request("tenant is not a valid tenant name.", "tenant")

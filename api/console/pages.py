@@ -120,7 +120,10 @@ async def login(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /admin/console/session: show who asks, and which version this is."""
+    """Show who you are to the console.
+
+    GET /admin/console/session: show who asks, and which version this is.
+    """
     services, caller = services_of(request), caller_of(request)
     return as_json(
         {
@@ -135,7 +138,10 @@ async def show(request: Request) -> Response:
 
 
 async def logout(request: Request) -> Response:
-    """DELETE /admin/console/session: end the session that sent this."""
+    """End the console's session that sends this.
+
+    DELETE /admin/console/session: end the session that sent this.
+    """
     services, headers = services_of(request), request.scope["state"]["headers"]
     await services.console.end(headers)
     answer = {"object": "console.session", "deleted": True}
@@ -143,7 +149,10 @@ async def logout(request: Request) -> Response:
 
 
 async def link(request: Request) -> Response:
-    """POST /admin/console/links: make a link that opens a session of this admin, once, within an hour; 201."""
+    """Make a link that opens the console once.
+
+    POST /admin/console/links: make a link that opens a session of this admin, once, within an hour; 201.
+    """
     services, caller = services_of(request), caller_of(request)
     secret = await services.console.link(caller)
     expires_at = int(time.time()) + LINK_S

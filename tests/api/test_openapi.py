@@ -73,6 +73,12 @@ def test_every_route_is_there_once() -> None:
     assert "get_batches_batch_id_errors" in names, "clients are generated from them: they stay as they are"
 
 
+def test_each_operation_has_a_summary_of_its_own() -> None:
+    """One line, without a method or a path."""
+    summaries = [operation["summary"] for _, path, operation in operations() if not path.startswith("/admin")]
+    assert all(summaries) and len(set(summaries)) == len(summaries) and not any("/" in each for each in summaries)
+
+
 def test_each_operation_says_how_it_may_be_refused() -> None:
     """By what it takes: a body, an idempotency key, values in its query, the name of something that may not exist."""
     for method, path, operation in operations():
