@@ -128,6 +128,11 @@ def hold(scope: Scope, size: int) -> None:
     services.large_bytes, state["large"] = others + size, size
 
 
+def let_go(services: Services, state: dict[str, Any]) -> None:
+    """Count the body of a request no longer. Idempotent."""
+    services.large_bytes -= state.pop("large", 0)
+
+
 def idempotency_key(scope: Scope) -> str:
     """Return the Idempotency-Key header, prefixed so that it cannot equal the key of a broker message; "" without one.
 
@@ -394,7 +399,7 @@ async def accept(
             buffer = await _join(services, replace(job, id=accepted.id))
             break
     state["job"] = accepted.id
-    services.large_bytes -= state.pop("large", 0)
+    let_go(services, state)
     if services.tracing.recording and is_sampled(job.trace) and not accepted.joined:
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()

@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.admin.overview import LiveOverview
+from api.admission import let_go
 from api.auth.answers import is_key_ended
 from api.auth.floods import FLOODED
 from api.auth.guard import RequestGuard, error_response
@@ -158,7 +159,7 @@ class Observed:
             elif not is_key_ended(cut):
                 raise
         finally:
-            self._services.large_bytes -= state.pop("large", 0)
+            let_go(self._services, state)
             del state["server_send"], state["head_of"]  # they refer to the scope: break the cycle
             status, route = state.get("status", 500), state.get("route", UNLISTED)
             if span.recorded:
