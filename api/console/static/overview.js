@@ -69,7 +69,7 @@ function verdict(now, error, retry) {
         h("li", {},
           h("span", { class: `mark ${problem.severity}` }, problem.severity),
           h("span", {}, problem.page ? h("a", { href: `/console${problem.page}` }, problem.title) : problem.title, `: ${problem.cause}.`),
-          h("span", { class: "next" }, "To do: ", problem.next_step))))));
+          h("span", { class: "dim" }, "To do: ", problem.next_step))))));
 }
 
 function tiles(now, history) {
