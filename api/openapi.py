@@ -625,6 +625,11 @@ def document(version: str, base_path: str = "") -> dict[str, Any]:
     for route in ROUTES:
         if route.answer:
             paths.setdefault(route.described_path, {})[route.method.lower()] = _operation(route)
+    shared = {
+        f"Error{status}": _shared_answer(words, _ERROR_HEADERS.get(status, ()), "Error")
+        for status, words in ERRORS.items()
+    }
+    shared["Accepted"] = _shared_answer("The job, which has not ended yet.", (*JOB_HEADERS, "Location"), "Job")
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": version, "description": "A durable queue in front of LLM engines."},
@@ -634,16 +639,8 @@ def document(version: str, base_path: str = "") -> dict[str, Any]:
             "schemas": _request_schemas() | ANSWERS,
             "parameters": _parameters(),
             "headers": {name: {"description": words, "schema": STRING} for name, words in HEADERS.items()},
-            "responses": {
-                "Accepted": _shared_answer("The job, which has not ended yet.", (*JOB_HEADERS, "Location"), "Job"),
-                **{
-                    f"Error{status}": _shared_answer(words, _ERROR_HEADERS.get(status, ()), "Error")
-                    for status, words in ERRORS.items()
-                },
-            },
-            "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": "A key, or a token of [oidc]."}
-            },
+            "responses": shared,
+            "securitySchemes": {"key": told({"type": "http", "scheme": "bearer"}, "A key, or a token of [oidc].")},
         },
         "security": [{"key": []}],
     }

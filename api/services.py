@@ -40,7 +40,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import Deliveries, JobRecord, request_record
+from streaming.jobs.records import Deliveries, request_record
 from streaming.jobs.relay import Relay
 from streaming.jobs.settings import NO_LIMITS, SEVERAL, UNLIMITED, Limits, QuotaSettings
 from streaming.jobs.usage import UsageCounts
@@ -217,12 +217,12 @@ class Services:
     async def _sweep(self) -> None:
         """Sweep expired leases, once the store is known to be this deployment's."""
         await self.store.entered.wait()
-
-        def record_end(record: JobRecord) -> None:
-            self.records.write(request_record(record, self.name))
-
         reaper = Reaper(
-            self.store_client, self.metrics, salvager=self.job_reader, on_end=record_end, tracing=self.tracing
+            self.store_client,
+            self.metrics,
+            salvager=self.job_reader,
+            on_end=lambda record: self.records.write(request_record(record, self.name)),
+            tracing=self.tracing,
         )
         await reaper.keep_sweeping(SWEEP_INTERVAL_S)
 
