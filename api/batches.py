@@ -243,7 +243,7 @@ async def own_batch(request: Request) -> BatchRecord:
 def batch_object(record: BatchRecord) -> dict[str, Any]:
     """Render OpenAI's batch object, followed by Penstock's own fields (paused, lane, lines_*)."""
     batch, progress, state = record.batch, record.progress, record.state
-    ended = {state: _seconds(progress.ended_ms)} if state.final else {}
+    ends = {f"{each}_at": _seconds(progress.ended_ms) if each is state else None for each in BatchState if each.final}
     schedule, next_ms = None, progress.next_ms
     if batch.cron:
         schedule = {"cron": batch.cron, "timezone": batch.timezone}
@@ -263,11 +263,8 @@ def batch_object(record: BatchRecord) -> dict[str, Any]:
         "in_progress_at": _seconds(progress.began_ms),
         "expires_at": _seconds(record.expires_ms),
         "finalizing_at": _seconds(progress.finalizing_ms),
-        "completed_at": ended.get(BatchState.COMPLETED),
-        "failed_at": ended.get(BatchState.FAILED),
-        "expired_at": ended.get(BatchState.EXPIRED),
         "cancelling_at": _seconds(record.cancelling_ms),
-        "cancelled_at": ended.get(BatchState.CANCELLED),
+        **ends,
         "request_counts": {"total": progress.total, "completed": progress.completed, "failed": progress.failed},
         "usage": usage_object(progress.usage),
         "metadata": dict(batch.metadata) or None,
