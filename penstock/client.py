@@ -38,17 +38,7 @@ import re
 import ssl
 import time
 import uuid
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Coroutine,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -566,18 +556,11 @@ UNREACHED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 
 
 class CallConnection:
-    """Does the I/O of one call for a thread, which waits in it; holds the open response."""
+    """Does the I/O of one call for a thread, which waits in it. `opened`: holds the open response."""
 
-    def __init__(self, http: httpx2.Client, on_retry: Callable[[Pause], object]) -> None:
-        self._http, self._on_retry = http, on_retry
-        self._open = ExitStack()
+    def __init__(self, http: httpx2.Client, on_retry: Callable[[Pause], object], opened: ExitStack) -> None:
+        self._http, self._on_retry, self._open = http, on_retry, opened
         self._events: Iterator[httpx2.ServerSentEvent] = iter(())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
 
     async def send(self, request: Send) -> HttpAnswer:
         self._open.close()
@@ -602,16 +585,9 @@ class CallConnection:
 class AsyncCallConnection:
     """Connection of one call for a task (`CallConnection` is for a thread)."""
 
-    def __init__(self, http: httpx2.AsyncClient, on_retry: Callable[[Pause], object]) -> None:
-        self._http, self._on_retry = http, on_retry
-        self._open = AsyncExitStack()
+    def __init__(self, http: httpx2.AsyncClient, on_retry: Callable[[Pause], object], opened: AsyncExitStack) -> None:
+        self._http, self._on_retry, self._open = http, on_retry, opened
         self._events: AsyncIterator[httpx2.ServerSentEvent] | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._open.aclose()
 
     async def send(self, request: Send) -> HttpAnswer:
         await self._open.aclose()
@@ -771,11 +747,12 @@ class PenstockClient(_Client):
     def stream(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
         """Yield the job's events from the beginning, or after the event with this id, to its end. The job goes on if
         you leave the loop early: see `cancel`. Raises StreamReset, JobFailed (after the last event)."""
-        with CallConnection(self.http, self.on_retry) as connection:
+        with ExitStack() as opened:
+            connection = CallConnection(self.http, self.on_retry, opened)
             events = Call(self._servers, self._patience, connection).stream(job_id, after)
             try:
                 while True:
-                    yield _done(anext(events))
+                    yield _done(events.asend(None))
             except StopAsyncIteration:
                 return
             finally:
@@ -789,7 +766,8 @@ class PenstockClient(_Client):
         return self._run(lambda call: call.request(method, path, body, headers, tries_again=tries_again))
 
     def _run(self, work: Callable[[Call], Coroutine[Any, Any, Result]]) -> Result:
-        with CallConnection(self.http, self.on_retry) as connection:
+        with ExitStack() as opened:
+            connection = CallConnection(self.http, self.on_retry, opened)
             return _done(work(Call(self._servers, self._patience, connection)))
 
 
@@ -828,7 +806,8 @@ class AsyncPenstockClient(_Client):
 
     async def stream(self, job_id: str, after: str = "") -> AsyncIterator[StreamEvent]:
         """See PenstockClient. Where you leave the loop early, close it (`contextlib.aclosing`)."""
-        async with AsyncCallConnection(self.http, self.on_retry) as connection:
+        async with AsyncExitStack() as opened:
+            connection = AsyncCallConnection(self.http, self.on_retry, opened)
             events = Call(self._servers, self._patience, connection).stream(job_id, after)
             async with aclosing(events):
                 async for event in events:
@@ -841,11 +820,12 @@ class AsyncPenstockClient(_Client):
         return await self._run(lambda call: call.request(method, path, body, headers, tries_again=tries_again))
 
     async def _run(self, work: Callable[[Call], Coroutine[Any, Any, Result]]) -> Result:
-        async with AsyncCallConnection(self.http, self.on_retry) as connection:
+        async with AsyncExitStack() as opened:
+            connection = AsyncCallConnection(self.http, self.on_retry, opened)
             return await work(Call(self._servers, self._patience, connection))
 
 
-def _done(work: Awaitable[Result]) -> Result:
+def _done(work: Coroutine[Any, Any, Result]) -> Result:
     """What this returns, whose I/O a CallConnection does: it never waits. Raises what it raises."""
     try:
         next(work.__await__())
