@@ -237,11 +237,7 @@ class Driver:
 
     def _begin(self, live: Live) -> None:
         live.task = self._loop.create_task(self._serve(live))
-        live.task.add_done_callback(lambda _: self._forget(live))
-
-    def _forget(self, live: Live) -> None:
-        if self._live.get(live.request.id) is live:
-            del self._live[live.request.id]
+        live.task.add_done_callback(lambda _: self._live.pop(live.request.id, None))
 
     async def _serve(self, live: Live) -> None:
         """One request, from its prompt to the engine's final response."""
