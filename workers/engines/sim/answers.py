@@ -13,15 +13,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.engine import (
-    CHARACTERS_PER_TOKEN,
-    ChatTurn,
-    Input,
-    Logprob,
-    Request,
-    Sampling,
-    Task,
-)
+from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, Input, Logprob, Request, Sampling, Task
 from penstock.tools import Tool, Tools, opened
 from workers.engines.schema import UnusableSchemaError, plain
 from workers.engines.task_answers import joined_vectors, reported_tokens

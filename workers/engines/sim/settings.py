@@ -60,31 +60,16 @@ DEFAULT_MAX_TOKENS = 128
 def card_of(model: str, settings: SimSettings, adapters: Collection[str] = ()) -> ModelCard:
     """The card of a model that was loaded now."""
     context = context_of(settings)
+    can = ("prompt_logprobs", "token_prompts", "tools", "forced_tools", "tool_resume", "top_k", "min_p",
+           "repetition_penalty", "logit_bias", "ignore_eos", "reasoning_effort", "embed", "embedding_dimensions",
+           "rerank", "tokenize", "tokenize_chats")  # fmt: skip
     return ModelCard(
         name=model,
         engine="sim",
         context=context,
         max_output=max(1, context - 1),
         default_output=DEFAULT_MAX_TOKENS,
-        capabilities=Capabilities(
-            logprobs=MAX_LOGPROBS,
-            prompt_logprobs=True,
-            token_prompts=True,
-            tools=True,
-            forced_tools=True,
-            tool_resume=True,
-            top_k=True,
-            min_p=True,
-            repetition_penalty=True,
-            logit_bias=True,
-            ignore_eos=True,
-            reasoning_effort=True,
-            embed=True,
-            embedding_dimensions=True,
-            rerank=True,
-            tokenize=True,
-            tokenize_chats=True,
-        ),
+        capabilities=Capabilities(logprobs=MAX_LOGPROBS, **dict.fromkeys(can, True)),
         adapters=tuple(adapters),
         embedding_size=SIZE,
         created=int(time.time()),
