@@ -11,8 +11,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.engine import CHARACTERS_PER_TOKEN, ModelCard, Piece, Request
-from streaming.jobs.job import HINTS, SENSES
+from streaming.jobs.job import HINTS, SENSES, Chat, Job, Text, unsupported
+from streaming.order import Priority
 from telemetry.tracing import NO_TRACING
 from workers.engines.upstream.endpoints import ANSWERS_S, REFUSED_S, Fault, ServerEndpoint, ServerSlot, UpstreamModel
 from workers.engines.upstream.exchange import Exchange, home_of, stop_by_name, stop_generation
@@ -47,27 +50,18 @@ def size_of(request: Request) -> int:
 def suits(card: ModelCard, request: Request) -> bool:
     """Whether a model can stand in for another one with this request. Token ids, vectors and adapters are of one model
     alone."""
-    sampling, can, turns, tools = request.sampling, card.capabilities, request.turns, request.tools
-    has_calls = any(turn.calls or turn.call_id for turn in turns) or (tools is not None and not tools.forced)
+    can, turns, sampling = card.capabilities, request.turns, request.sampling
     limit, kinds = sampling.max_tokens or 0, {part["type"] for turn in turns for part in turn.parts}
-    lacks = (
-        request.task is not None or request.ids or sampling.logit_bias or request.adapter,
-        isinstance(request.prompt, str) and not can.text_prompts,
-        turns and not can.chat,
-        any(not getattr(can, SENSES[kind][0]) for kind in kinds - {"text"}),
-        sampling.logprobs is not None and sampling.logprobs > can.logprobs,
-        sampling.prompt_logprobs and not can.prompt_logprobs,
-        sampling.json_schema is not None and not can.json_schema,
-        (sampling.presence_penalty or sampling.frequency_penalty) and not can.penalties,
-        sampling.top_k and not can.top_k,
-        sampling.min_p and not can.min_p,
-        sampling.repetition_penalty not in (None, 1) and not can.repetition_penalty,
-        has_calls and not can.tools,
-        tools is not None and tools.forced and not can.forced_tools,
-        request.passed.keys() - HINTS and not can.passes_fields,
-        size_of(request) + (limit or 1) > card.context or limit > card.max_output,
-    )
-    return not any(lacks)
+    if (
+        (request.task is not None or request.ids or sampling.logit_bias or request.adapter)
+        or any(not getattr(can, SENSES[kind][0]) for kind in kinds - {"text"})
+        or (request.passed.keys() - HINTS and not can.passes_fields)
+        or (size_of(request) + (limit or 1) > card.context or limit > card.max_output)
+    ):
+        return False
+    prompt = Chat(tuple(turns)) if turns else Text((str(request.prompt),))
+    job = Job(id="", model="", tenant="", priority=Priority.STANDARD, prompt=prompt, sampling=sampling)
+    return unsupported(replace(job, tools=request.tools), card) is None
 
 
 class ServerPool:

@@ -27,7 +27,7 @@ TOKENS = 30
 WHOLE = "".join(ANSWER[:TOKENS])
 ALL = Capabilities(
     logprobs=5, json_schema=True, penalties=True, token_prompts=True, tools=True, forced_tools=True, top_k=True,
-    min_p=True, repetition_penalty=True, logit_bias=True,
+    min_p=True, repetition_penalty=True, logit_bias=True, ignore_eos=True,
 )  # fmt: skip
 CARD = ModelCard(name="b", engine="upstream", context=1000, max_output=500, capabilities=ALL, created=1)
 TOOLS = Tools(offered=(Tool("get_time"),))
@@ -51,6 +51,7 @@ NEEDS: dict[str, tuple[Request, dict[str, Any]]] = {
     "penalties": (replace(CHAT, sampling=Sampling(presence_penalty=1)), {"penalties": False}),
     "top_k": (replace(CHAT, sampling=Sampling(top_k=5)), {"top_k": False}),
     "min_p": (replace(CHAT, sampling=Sampling(min_p=0.1)), {"min_p": False}),
+    "no end": (replace(CHAT, sampling=Sampling(ignore_eos=True)), {"ignore_eos": False}),
     "repetition": (replace(CHAT, sampling=Sampling(repetition_penalty=1.1)), {"repetition_penalty": False}),
     "raw prompts": (replace(CHAT, prompt="a"), {"text_prompts": False}),
     "conversations": (CHAT, {"chat": False}),
