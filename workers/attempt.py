@@ -59,16 +59,13 @@ log = logging.getLogger(__name__)
 
 
 class AttemptStamps:
-    """Timestamps of one attempt, a few per job, in seconds of `time.monotonic`; 0.0: not reached yet, or unknown."""
+    """Timestamps of one attempt, a few per job, in seconds of `time.monotonic`; 0.0: not reached yet, or unknown.
+    `released`: when the engine got it."""
 
     __slots__ = ("cancelled", "first", "last", "released", "scheduled")
 
     def __init__(self) -> None:
         self.released = self.scheduled = self.first = self.last = self.cancelled = 0.0
-
-    def release(self) -> None:
-        """Stamp the hand-over to the engine."""
-        self.released = time.monotonic()
 
     def finish(self, times: EngineTimes | None, now: float) -> None:
         """Stamp the end of one text, which came `now`. `times`, the engine's own stamps, take precedence.
@@ -209,7 +206,7 @@ class Attempt:
         """By choice: the model that gives it, if it is another one than the job's."""
         if history is not NOTHING:
             self._take_over(history)
-        self._echoes = self._not_begun() if job.echo else set()
+        self._echoes = {*range(self.choices)} - {row.index for row in history.rows} if job.echo else set()
         """The choices whose prompt is still to be shown in front of its text, as part of its first delta. No engine
         sees it: it would continue it."""
         self._stopped: tuple[JobState, Failure, str] | None = None
@@ -312,7 +309,7 @@ class Attempt:
     def queue_choices(self) -> None:
         """Queue every unfinished choice for submission, by rising index."""
         self._waiting = self.requests()
-        self.stamps.release()
+        self.stamps.released = time.monotonic()
 
     @property
     def next_choice(self) -> tuple[int, Request]:
@@ -366,10 +363,6 @@ class Attempt:
             passed=self.job.passed,
             adapter=self.job.adapter,
         )
-
-    def _not_begun(self) -> set[int]:
-        """The choices of which no earlier attempt has shown anything."""
-        return {*range(self.choices)} - {row.index for row in self._history}
 
     def _request_id(self, index: int) -> str:
         return f"{self.job.id}/{self.run_number}/{index}"
@@ -544,13 +537,13 @@ class Attempt:
         n, found = self.job.sampling.n, dict[str, Usage]()
         for index, count in enumerate(self._counts):
             name = self.servers.get(index, self.job.model)
-            prompt = total_usage({0: self._prompts.get(index, (0, 0))}, 0, 1, 1) if index % n == 0 else Usage()
+            prompt, cached = (0, 0) if index % n else self._prompts.get(index, (0, 0))
             before = found.get(name, Usage())
-            found[name] = Usage(before.prompt + prompt.prompt, before.completion + count, before.cached + prompt.cached)
+            found[name] = Usage(before.prompt + prompt, before.completion + count, before.cached + cached)
         return found
 
     def _usage(self) -> Usage:
         usage = total_usage(self._prompts, sum(self._counts), self.choices, self.job.sampling.n)
-        return (
-            replace(usage, reasoning=reasoned_tokens(unpacked(self.seq, self._record))) if self.job.reasoning else usage
-        )
+        if not self.job.reasoning:
+            return usage
+        return replace(usage, reasoning=reasoned_tokens(unpacked(self.seq, self._record)))

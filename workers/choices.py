@@ -350,7 +350,7 @@ class ChoiceStarter:
         Raises EngineDead."""
         self._overtaken = -1
         if not attempt.last_start:
-            attempt.stamps.release()
+            attempt.stamps.released = time.monotonic()
         self._start(attempt)
         if attempt.stopped:
             self._on_stopped(attempt)

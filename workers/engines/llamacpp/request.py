@@ -128,7 +128,6 @@ class Prompts:
     """Builds the prompts of one model."""
 
     def __init__(self, file: Gguf) -> None:
-        self._vocabulary = file.vocabulary
         self._bos = file.special_token("bos")
         self._control_ids = file.control_tokens()
         self._control = ControlTokens(self._control_ids)
@@ -141,7 +140,7 @@ class Prompts:
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises Refused for a token that the model does not have."""
-        check_ids(ids, self._vocabulary, param)
+        check_ids(ids, self.vocabulary, param)
 
     def of(self, request: Request, *, begins: bool = True) -> RenderedPrompt:
         """The prompt of a request, of a conversation up to where the answer begins (`begins`). Raises Refused, also for
