@@ -154,12 +154,14 @@ class Writer:
             self._failed.put_nowait(step)
             return
         try:
-            self._complete(step, refused_ends(step.finishes, answers))
+            ends = zip(step.finishes, answers[-len(step.finishes) :], strict=True) if step.finishes else ()
+            self._complete(step, [finish for finish, answer in ends if answer == 0])
         except Exception as error:  # noqa: BLE001 - no caller awaits this callback: `run` raises it
             self._failed.put_nowait(error)
 
     def _complete(self, step: StepWrite, refused: Sequence[Finish] = ()) -> None:
-        """Report what was written, then send what arrived meanwhile. `refused`: ends of jobs that had ended before."""
+        """Report what was written, then send what arrived meanwhile. `refused`: ends that the store did not take
+        because a script had ended the job; none of a write that was repeated, whose own they most likely are."""
         for attempt, frame in step.checkpoints.items():
             attempt.first_frame, attempt.checkpointing = frame, False
         self._on_written(step, refused)
@@ -210,12 +212,3 @@ class Writer:
     async def _write(self, calls: Sequence[Call]) -> None:
         expected = ExpectedErrors(Unavailable, log.warning, "a step could not be written, trying again: %s")
         await retry(partial(self._lease.calls, calls), expected, backoff(MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S))
-
-
-def refused_ends(finishes: Sequence[Finish], answers: Sequence[Any]) -> list[Finish]:
-    """The ends that the store did not take, because a script had ended the job. `answers`: of the calls of one write,
-    whose last are the finishes; none of a write that was repeated: there an end that is known was most likely its own.
-    """
-    if not finishes or not answers:
-        return []
-    return [finish for finish, answer in zip(finishes, answers[-len(finishes) :], strict=True) if answer == 0]
