@@ -100,7 +100,8 @@ class ChatFormat:
         (messages, shown, variables), mark = self._control.mark((messages_of(turns), offered, variables_of(request)))
         text = mended(self._render(messages, shown, variables, begins=begins))
         if tools is not None and tools.forced and self.tools:
-            text += answer_begin(tools)
+            # How a forced call begins, whose template marks calls with tags.
+            text += call_begin(tools.callable[0]) if len(tools.callable) == 1 else f"{BEGIN_TAG}\n"
         return text.split(mark) if mark else [text]
 
 
@@ -150,11 +151,6 @@ def instruction(tools: Tools) -> str:
         return f"Call this function. Reply with its arguments as JSON, and with nothing else.\n{functions}"
     form = '{"name": ..., "arguments": {...}}'
     return f"Call one of these functions. Reply with {form} as JSON, and with nothing else.\n{functions}"
-
-
-def answer_begin(tools: Tools) -> str:
-    """How a forced call begins, behind a prompt whose template marks calls with tags."""
-    return f"{BEGIN_TAG}\n" if len(tools.callable) > 1 else call_begin(tools.callable[0])
 
 
 def call_begin(tool: Tool) -> str:

@@ -40,10 +40,11 @@ class StopMatcher:
         if self.hit:
             return ""
         self._held += text
-        if (match := self._first_match()) is not None:
-            cut, self.hit = match
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:  # the one that ends first; the longest, if several end there
+            _, cut, self.hit = min(found)
             return self._release(cut)
-        return self._release(len(self._held) - self._longest_partial())
+        return self._release(len(self._held) - max([begun_length(self._held, stop) for stop in self._stops]))
 
     def flush(self) -> str:
         """Return the text held back, once the generation ended for another reason."""
@@ -53,15 +54,6 @@ class StopMatcher:
         shown = self._held[self._seen : length]
         self._held, self._seen = self._held[length:], max(0, self._seen - length)
         return shown
-
-    def _first_match(self) -> tuple[int, str] | None:
-        """The stop string that ends first (the longest, if several end there), with where it begins; or None."""
-        found = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        return min(found)[1:] if found else None
-
-    def _longest_partial(self) -> int:
-        """Length of the longest suffix of the held text that is a prefix of a stop string."""
-        return max([begun_length(self._held, stop) for stop in self._stops])
 
 
 class TokenGate:

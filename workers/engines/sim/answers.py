@@ -116,11 +116,6 @@ MAX_SIZE = 4096
 WORD = re.compile(r"\w+")
 
 
-def input_text(each: Input) -> str:
-    """An input as text; that of token ids is their numbers."""
-    return each if isinstance(each, str) else prompt_text(each)
-
-
 def input_tokens(each: Input) -> int:
     return count_tokens(each) if isinstance(each, str) else len(each)
 
@@ -129,9 +124,9 @@ def task_answer(request: Request, task: Task, context: int) -> str:
     """The text of the piece that answers a task. `context`: of the model, in tokens."""
     match task.kind:
         case "embed":
-            return joined_vectors([vector(input_text(each), task.dimensions or SIZE) for each in request.inputs])
+            return joined_vectors([vector(prompt_text(each), task.dimensions or SIZE) for each in request.inputs])
         case "rerank":
-            query, *documents = [input_text(each) for each in request.inputs]
+            query, *documents = [prompt_text(each) for each in request.inputs]
             return json.dumps([score(query, document) for document in documents])
         case "tokenize":
             return reported_tokens(token_ids(prompt_text(request.prompt)), context)

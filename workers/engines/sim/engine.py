@@ -42,7 +42,6 @@ from workers.engines.sim.answers import (
     WORDS,
     call_tokens,
     count_tokens,
-    input_text,
     input_tokens,
     prompt_rows,
     prompt_text,
@@ -215,7 +214,7 @@ class SimEngine:
         if task.dimensions is not None and task.dimensions > MAX_SIZE:
             message = f"dimensions: this model makes vectors of at most {MAX_SIZE} numbers"
             raise Refused(Failure("invalid_request_error", message, 400, "dimensions"))
-        text = "\n".join([input_text(each) for each in request.inputs])
+        text = "\n".join([prompt_text(each) for each in request.inputs])
         sequence = SimSequence(request.id, 0, sum(counts), 1, 0, None, self._fault(text))
         sequence.answer = task_answer(request, task, context_of(self._settings))
         sequence.largest = max(counts, default=0)
@@ -364,7 +363,9 @@ class SimEngine:
             if (piece := self._token(sequence)) is not None:
                 pieces.append(piece)
         for sequence in self._ended:
-            self._remove(sequence)
+            del self._by_id[sequence.id]
+            if self._running.pop(sequence.id, None) is None:
+                self._waiting.remove(sequence)
         self._ended.clear()
         return pieces
 
@@ -441,11 +442,6 @@ class SimEngine:
         times = EngineTimes(scheduled=sequence.scheduled_at)
         prompt, cached = sequence.prompt_tokens, sequence.cached
         return replace(piece, finish=finish, prompt_tokens=prompt, cached_tokens=cached, times=times)
-
-    def _remove(self, sequence: SimSequence) -> None:
-        del self._by_id[sequence.id]
-        if self._running.pop(sequence.id, None) is None:
-            self._waiting.remove(sequence)
 
 
 def build(model: str, settings: SimSettings, data_dir: Path, adapters: Mapping[str, str]) -> SimEngine:

@@ -108,9 +108,10 @@ class Codec:
         self._decoder = copy.deepcopy(tokenizer)
         """For answers: while one thread tokenises a prompt, another must not use the same tokenizer."""
         self._inner = inner = getattr(tokenizer, "tokenizer", tokenizer)
-        self._control = ControlTokens(_control_texts(inner))
         added = getattr(inner, "added_tokens_decoder", {})
         special = {token: str(each) for token, each in added.items() if getattr(each, "special", False)}
+        # Texts that this tokenizer recognises as control tokens anywhere.
+        self._control = ControlTokens([*special.values(), *map(str, getattr(inner, "all_special_tokens", ()))])
         self._tags = {token: text for token, text in special.items() if text in TAGS}
         """Tags that mark reasoning and calls, and that the tokenizer would leave out of a text."""
         self._named = NO_VARIABLES.union(_parameters(tokenizer), _parameters(inner))
@@ -202,13 +203,6 @@ def _parameters(tokenizer: Any) -> list[str]:
         return [*inspect.signature(tokenizer.apply_chat_template).parameters]
     except (AttributeError, TypeError, ValueError):
         return []
-
-
-def _control_texts(tokenizer: Any) -> list[str]:
-    """Texts that this tokenizer recognises as control tokens anywhere."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    special = [str(token) for token in added.values() if getattr(token, "special", False)]
-    return special + [str(text) for text in getattr(tokenizer, "all_special_tokens", ())]
 
 
 class TextStream:
