@@ -249,13 +249,7 @@ UNLIKELY = -9999.0
 
 
 def keywords(
-    sampling: Sampling,
-    max_tokens: int,
-    end_ids: Sequence[int],
-    guided: Any = None,
-    *,
-    prompt: int = 0,
-    timed: bool = False,
+    sampling: Sampling, max_tokens: int, end_ids: Sequence[int], *, prompt: int = 0, timed: bool = False
 ) -> dict[str, Any]:
     """Keyword arguments of a new SamplingParams, into which the engine writes, so that requests never share one. None:
     the engine's own default.
@@ -263,7 +257,6 @@ def keywords(
     Stop strings are left out: without the engine's detokeniser they would match only one exact tokenisation.
 
     Args:
-        guided: the GuidedDecodingParams of an answer that is held to a form.
         prompt: tokens that penalties do not count.
         timed: the engine measures when it ran the request.
     """
@@ -287,7 +280,7 @@ def keywords(
         "repetition_penalty": sampling.repetition_penalty,
         # Versions differ on whether 0 means "the token's own" or "off".
         "logprobs": None if sampling.logprobs is None else max(1, sampling.logprobs),
-        "guided_decoding": guided,
+        "guided_decoding": None,
     }
 
 
