@@ -283,10 +283,8 @@ class SimEngine:
         if settings.prefill_ms_per_1k_tokens:
             step_ms += settings.prefill_ms_per_1k_tokens * self._compute_prompts() / 1000
         if settings.step_ms_per_text:
-            running = self._running.values()
-            step_ms += settings.step_ms_per_text * sum(
-                [not each.prompt_left and each.ready_at <= now for each in running]
-            )
+            texts = [each for each in self._running.values() if not each.prompt_left and each.ready_at <= now]
+            step_ms += settings.step_ms_per_text * len(texts)
         return step_ms / 1000 * self._slowdown
 
     def _compute_prompts(self) -> int:
@@ -399,12 +397,10 @@ class SimEngine:
                 text = {0: REASONING, sequence.reasoned: TEXT}.get(index, "") + text
             is_call = sequence.calls and index >= sequence.reasoned
             text = sequence.calls[index - sequence.reasoned] if is_call else text + sequence.author
-        if sequence.begun:
-            piece = Piece(sequence.id, text, (number & 0xFFFF,), 1)
-        else:
+        piece = Piece(sequence.id, text, (number & 0xFFFF,), 1)
+        if not sequence.begun:
             sequence.begun = True
-            prompt, cached = sequence.prompt_tokens, sequence.cached
-            piece = Piece(sequence.id, text, (number & 0xFFFF,), 1, prompt_tokens=prompt, cached_tokens=cached)
+            piece = replace(piece, prompt_tokens=sequence.prompt_tokens, cached_tokens=sequence.cached)
         if not sequence.is_plain and sequence.logprobs is not None:
             piece = replace(piece, logprobs=(row(text, number, sequence.logprobs),))
         if sequence.gate is not None:
