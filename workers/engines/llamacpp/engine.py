@@ -546,14 +546,13 @@ class LlamacppEngine:
         self._task_calls.add(running)
         running.add_done_callback(self._task_calls.discard)
         found = await asyncio.wrap_future(running)
-        found = json.loads(found) if isinstance(found, str | bytes) else found
-        if error := found.get("error"):
+        answer: Mapping[str, Any] = json.loads(found) if isinstance(found, str | bytes) else found
+        if error := answer.get("error"):
             said = str(error.get("message"))
             if any(each in said for each in TOO_LONG):
                 message = f"{param}: {said}. Cut the text, or raise options.batch or options.context of the model."
                 raise Refused(Failure("context_length_exceeded", message, 400, param))
             raise Refused(llama.refusal(error, param))
-        answer: Mapping[str, Any] = found
         return answer
 
     # --- handing over ----------------------------------------------------------------------------------------------
