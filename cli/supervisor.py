@@ -32,7 +32,7 @@ from msgspec.structs import replace
 from cli.instance import ProcessEntry, put_aside
 from cli.log_lines import message_of, record_of
 from penstock.files import open_private
-from penstock.loops import wait
+from penstock.loops import spawn, wait
 from penstock.process import ENV, LIFE
 from penstock.text import counted
 from streaming.errors import Unavailable
@@ -500,8 +500,7 @@ class LeaseRelease:
         if status.state == "ready":
             self._leases[name] = status.detail
         elif status.pid is None and (lease := self._leases.pop(name, "")):
-            self._tasks.add(task := asyncio.create_task(self._release(name, lease, status.cause)))
-            task.add_done_callback(self._tasks.discard)
+            spawn(self._release(name, lease, status.cause), self._tasks)
 
     async def close(self, timeout_s: float) -> None:
         """Wait for the releases that have begun, at most `timeout_s`, and drop the others."""

@@ -23,7 +23,7 @@ from api.openai.responses.object import outcome
 from offline.tools import OfflineTools
 from penstock.config import ConfigError
 from penstock.guard import ERRORS, Forbidden, guarded_pool
-from penstock.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, run_periodically, spawn
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
 from streaming.events import (
@@ -250,9 +250,7 @@ class WebhookDispatcher:
         """Start an attempt for each due message, up to MAX_IN_FLIGHT (a partition may return a few more)."""
         room = MAX_IN_FLIGHT - len(under_way)
         for attempt in await self._webhooks.outgoing(endpoint.name, room, endpoint.lease_ms) if room > 0 else []:
-            task = asyncio.create_task(self._attempt_safely(endpoint, attempt))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
+            spawn(self._attempt_safely(endpoint, attempt), under_way)
 
     async def _attempt_safely(self, endpoint: WebhookEndpoint, attempt: DeliveryAttempt) -> None:
         try:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
@@ -58,6 +58,14 @@ class ExpectedErrors:
         if self.active:
             self._on_end()
         self.active = False
+
+
+def spawn(work: Coroutine[Any, Any, T], tasks: set[asyncio.Task[T]]) -> asyncio.Task[T]:
+    """Begin a task, which `tasks` holds until it ends: the event loop would not."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
 
 async def supervise(work: Callable[[], Awaitable[None]], restart_delay_s: float) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from penstock.engine import Capabilities, Failure
-from penstock.loops import ExpectedErrors, backoff, retry
+from penstock.loops import ExpectedErrors, backoff, retry, spawn
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.job import Job, JobState, is_continuable
 from streaming.jobs.lease import HANDED_BACK, PREEMPTED, RETURNED, Lease
@@ -111,9 +111,7 @@ class Preemption:
         attempt = self._held.park(job_id)
         self._starter.let_go(attempt)
         self._recorder.released(job_id, outcome)
-        task = asyncio.create_task(self.put_back(attempt, outcome))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        spawn(self.put_back(attempt, outcome), self.tasks)
 
     def make_way(self, attempt: Attempt) -> None:
         """Preempt jobs one by one until the gate lets a job of lane interactive begin, at most MAX_VICTIMS of them;

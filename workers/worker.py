@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from penstock.content import Hit, TenantRules, note
 from penstock.engine import RETURNED, Engine, EngineDead, Failure, ModelCard, Piece
-from penstock.loops import ExpectedErrors, retry_until, run_periodically, wait_any
+from penstock.loops import ExpectedErrors, retry_until, run_periodically, spawn, wait_any
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
@@ -209,7 +209,7 @@ class Worker:
                 late = partial(self._stop, attempt, JobState.EXPIRED, EXPIRED)
                 attempt.deadline = asyncio.get_running_loop().call_later(delay_s, late)
             if attempt.constrained:
-                self._begin_check(self._refuse_unusable(attempt))
+                spawn(self._refuse_unusable(attempt), self._checks)
         if attempt.over or attempt.stopped:
             self._end_if_over_and_send(attempt)
 
@@ -301,7 +301,7 @@ class Worker:
     def _end_if_over(self, attempt: Attempt) -> None:
         if attempt.over:
             if attempt.constrained:
-                attempt.check = self._begin_check(self._end_checked(attempt))
+                attempt.check = spawn(self._end_checked(attempt), self._checks)
             else:
                 self._end(attempt)
         elif attempt.stopped:  # by the failure of one of its texts
@@ -347,12 +347,6 @@ class Worker:
             self._starter.look.set()
 
     # --- checks of answers -------------------------------------------------------------------------------------------
-
-    def _begin_check(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        check = asyncio.create_task(work)
-        self._checks.add(check)
-        check.add_done_callback(self._checks.discard)
-        return check
 
     async def _refuse_unusable(self, attempt: Attempt) -> None:
         """End a job with a schema by which no answer can be judged while it waits at the gate or generates."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from penstock.config import ConfigError, hide
 from penstock.engine import ModelCard
+from penstock.loops import spawn
 from workers.engines.upstream.http import BrokenReply, ConnectError, ServerAddress, UpstreamClient, proxy_for, without
 from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe, gauges, lacking
 from workers.engines.upstream.settings import UpstreamSettings
@@ -210,6 +211,7 @@ PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 FAMILIES = "x-ratelimit-{what}-{unit}", "anthropic-ratelimit-{unit}-{what}"
 """Headers of a limit: those of OpenAI and most others, and of Anthropic."""
+TOLD = "limit", "remaining", "reset"
 
 
 def retry_after_s(headers: Mapping[str, str], wall_s: float) -> float | None:
@@ -309,13 +311,10 @@ class UpstreamKey:
         """Learn from the headers of a reply."""
         for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
             for family in FAMILIES:
-                said = [
-                    headers.get(family.format(what=what, unit=unit), "") for what in ("limit", "remaining", "reset")
-                ]
+                said = [headers.get(family.format(what=what, unit=unit), "") for what in TOLD]
                 if said[0]:
-                    limit, remaining = [
-                        None if each is None else each / self.workers for each in map(_number, said[:2])
-                    ]
+                    counts = map(_number, said[:2])
+                    limit, remaining = [None if each is None else each / self.workers for each in counts]
                     bucket.correct(limit, remaining, told_s(said[2], wall_s), now)
 
     def block(self, seconds: float, now: float) -> None:
@@ -365,7 +364,7 @@ class ServerEndpoint:
         self.bare_ends = 0
         """Replies in a row that came to their end without a finish reason."""
         self._asked_at = 0.0
-        self._calls: set[asyncio.Future[None]] = set()
+        self._calls: set[asyncio.Task[None]] = set()
 
     @property
     def ready(self) -> bool:
@@ -417,9 +416,7 @@ class ServerEndpoint:
             with suppress(ConnectError, BrokenReply):
                 await call
 
-        task = asyncio.ensure_future(quietly())
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        spawn(quietly(), self._calls)
 
     async def probe(self, card: ModelCard | None) -> None:
         """Ask the server what it is; the breaker learns whether it is there, and can do what the model's `card` says.

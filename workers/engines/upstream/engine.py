@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from penstock.engine import (
     Step,
     task_health,
 )
+from penstock.loops import spawn
 from telemetry.logs import EventLog
 from telemetry.tracing import Tracing
 from workers.engines.text import TokenGate
@@ -67,13 +68,13 @@ class UpstreamEngine:
     def __init__(self, model: UpstreamModel, *fallbacks: UpstreamModel) -> None:
         """`fallbacks`: models that may answer instead, best first."""
         self._patience_s = model.settings.fallback_after_s
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._own, *self._fallbacks = self._pools = [
-            ServerPool(each, self._emit, self._spawn) for each in (model, *fallbacks)
+            ServerPool(each, self._emit, self._tasks) for each in (model, *fallbacks)
         ]
         self._live: dict[str, UpstreamGeneration] = {}
         self._held: set[str] = set()
         """Ids of requests that wait for servers of a model that are away, while those of another one are there."""
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._on_step: Step = lambda _: None
         self._pending: list[Piece] = []
@@ -106,7 +107,7 @@ class UpstreamEngine:
         self._ticker = asyncio.create_task(self._tick())
         for pool in self._fallbacks:
             if not pool.ready:
-                self._spawn(pool.probe())
+                spawn(pool.probe(), self._tasks)
         return self._card
 
     async def check(self, request: Request) -> None:
@@ -360,11 +361,6 @@ class UpstreamEngine:
                 self._away_since = None
             elif self._away_since is None:
                 self._away_since = now
-
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def build(

@@ -8,12 +8,13 @@ import asyncio
 import heapq
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
 from penstock.engine import CHARACTERS_PER_TOKEN, ModelCard, Piece, Request
+from penstock.loops import spawn
 from streaming.jobs.job import HINTS, SENSES, Chat, Job, Text, unsupported
 from streaming.order import Priority
 from telemetry.tracing import NO_TRACING
@@ -67,11 +68,9 @@ def suits(card: ModelCard, request: Request) -> bool:
 class ServerPool:
     """Servers of one model."""
 
-    def __init__(
-        self, model: UpstreamModel, emit: Callable[[Piece], None], spawn: Callable[[Coroutine[Any, Any, object]], None]
-    ) -> None:
-        """`spawn`: begins a task that the engine owns."""
-        self.model, self.settings, self.emit, self._spawn = model.name, model.settings, emit, spawn
+    def __init__(self, model: UpstreamModel, emit: Callable[[Piece], None], tasks: set[asyncio.Task[Any]]) -> None:
+        """`tasks`: of the engine, which ends them."""
+        self.model, self.settings, self.emit, self._tasks = model.name, model.settings, emit, tasks
         self.adapters = model.adapters
         self.endpoints = [ServerEndpoint(url, model) for url in model.settings.urls]
         self._waiting: list[tuple[float, int, int, asyncio.Future[ServerSlot | None]]] = []
@@ -155,9 +154,9 @@ class ServerPool:
             for reader in list(endpoint.replies.values()):
                 reader.check_time(now, self.settings.first_token_s, self.settings.between_tokens_s)
             if endpoint.breaker.may_probe(now):
-                self._spawn(self.probe(endpoint))
+                spawn(self.probe(endpoint), self._tasks)
             elif endpoint.ready:
-                self._spawn(endpoint.read_gauges(now))
+                spawn(endpoint.read_gauges(now), self._tasks)
         self._fill()
 
     # --- one request ---------------------------------------------------------------------------------------------
