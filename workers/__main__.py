@@ -17,19 +17,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from penstock.config import Config, ConfigError
+from penstock.config import ConfigError
 from penstock.content import ContentSettings, rules_of
 from penstock.engine import BudgetSharer, Engine, EngineDead, ModelCard, Piece, Stats
 from penstock.loops import ExpectedErrors, coalesced, retry_until, run_periodically, supervise, wait
-from penstock.process import (
-    Launch,
-    Lifeline,
-    argument_parser,
-    collect_rarely,
-    needed_to_start,
-    on_stop_signal,
-    run_process,
-)
+from penstock.process import Launch, argument_parser, collect_rarely, needed_to_start, on_stop_signal, run_process
 from penstock.text import counted
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, Process
@@ -111,7 +103,7 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     me = msgspec.structs.replace(me, model=model, shape=options.shape or "")
     tracing, targets = telemetry.trace(), settings.targets
     records = telemetry.keep_records()
-    return WorkerProcess(me, config, engine, telemetry.metrics, tracing, launch.lifeline, targets, records).run()
+    return WorkerProcess(me, launch, engine, telemetry.metrics, tracing, targets, records).run()
 
 
 def _choose(models: dict[str, ModelSettings], wanted: str | None) -> tuple[str, ModelSettings]:
@@ -144,24 +136,24 @@ class WorkerProcess:
     def __init__(
         self,
         me: Process,
-        config: Config,
+        launch: Launch,
         engine: Engine,
         metrics: Metrics,
         tracing: Tracing,
-        lifeline: Lifeline,
         targets: LaneTargets = NO_TARGETS,
         records: RecordSink = NO_RECORDS,
     ) -> None:
-        self._me, self._config, self._engine, self._targets = me, config, engine, targets
-        tenants = config.table("tenants", TenantSettings)
-        rules = rules_of(config.table("content", ContentSettings), content_of(tenants), ["output"])
+        self._me, self._engine, self._targets = me, engine, targets
+        self._config, self._lifeline = launch.config, launch.lifeline
+        tenants = self._config.table("tenants", TenantSettings)
+        rules = rules_of(self._config.table("content", ContentSettings), content_of(tenants), ["output"])
         self._terms = weights_of(tenants), rules
         """By tenant: the weight, and the content rules of answers."""
-        self._metrics, self._tracing, self._records, self._lifeline = metrics, tracing, records, lifeline
+        self._metrics, self._tracing, self._records = metrics, tracing, records
         self._worker: Worker | None = None
         self._tally = WorkCounters()
         self._recorder = Recorder(me.model, metrics, tracing, self._tally, records, me.name, me.id)
-        self._gpus = None if records is NO_RECORDS else gpu_source(config.section("telemetry", TelemetrySettings))
+        self._gpus = None if records is NO_RECORDS else gpu_source(self._config.section("telemetry", TelemetrySettings))
         self._state = me.state
         self._cordoned = self._phase = ""
         self._has_lost_step = False

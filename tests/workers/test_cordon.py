@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from argparse import Namespace
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from msgspec.structs import replace
 
 from penstock.config import Config
 from penstock.engine import Failure
+from penstock.process import Launch
 from streaming.fleet.plans import Cordoned, Plan, Plans, claim_lead
 from streaming.fleet.process import Process, Served
 from streaming.fleet.processes import Fleet, this_process
@@ -97,8 +100,9 @@ def test_whoever_started_it_is_told_once_why_it_drains() -> None:
     """The leader's reason reaches the supervisor, and the first one stands, however often it comes."""
     said: list[tuple[str, str]] = []
     lifeline: Any = SimpleNamespace(say=lambda state, detail="": said.append((state, detail)))
+    launch = Launch(Namespace(), Config({}), lifeline, ExitStack())
     engine, metrics = SimEngine("sim", SimSettings()), Metrics.start("", "worker")
-    process = WorkerProcess(this_process("worker", "worker-1"), Config({}), engine, metrics, Tracing(), lifeline)
+    process = WorkerProcess(this_process("worker", "worker-1"), launch, engine, metrics, Tracing())
     assert process._describe().state == "starting"
     for reason in ("its steps are slow", "its clock is wrong"):
         process._on_cordon(reason)

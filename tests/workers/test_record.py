@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +18,7 @@ from sim_worker import a_claim
 
 from penstock.config import Config
 from penstock.engine import ChatTurn, Failure, Sampling, Stats
+from penstock.process import Launch
 from streaming.fleet.processes import this_process
 from streaming.jobs.codec import Generated, Terminal, Usage, decode_job, encode
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
@@ -110,8 +113,9 @@ def test_a_sample_has_the_energy_and_the_load_of_the_gpus_that_tell_them(metrics
     """A report finds joules by them, so 0 joules of a GPU that does not tell would be energy for nothing."""
     readings = {"GPU-1": GpuReading(7.5, 0.5), "GPU-2": GpuReading(busy=0.0, watts=310.5), "GPU-3": GpuReading(9.0)}
     lifeline: Any = SimpleNamespace(say=lambda state, detail="": None)
+    launch = Launch(Namespace(), Config({}), lifeline, ExitStack())
     engine = SimEngine("sim", SimSettings())
-    process = WorkerProcess(this_process("worker", "worker-1"), Config({}), engine, metrics, Tracing(), lifeline)
+    process = WorkerProcess(this_process("worker", "worker-1"), launch, engine, metrics, Tracing())
     assert (process._facts()["gpus"], process._facts()["gpu_busy"]) == ({}, {})
     process._gpus = SimpleNamespace(read=lambda: readings)
     facts = process._facts()

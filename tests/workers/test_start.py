@@ -6,7 +6,9 @@ import asyncio
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from sim_worker import FAST, ended, expected, put_job, until
 
 from penstock.config import Config
 from penstock.engine import EngineDead, ModelCard, Piece, Stats, Step
+from penstock.process import Launch
 from streaming.fleet.processes import this_process
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
@@ -78,7 +81,8 @@ async def at_work(
     monkeypatch.setattr("workers.__main__.collect_rarely", lambda: None)
     lifeline: Any = SimpleNamespace(say=lambda *words: said.append(words), note_away=lambda _: None)
     me, metrics = replace(this_process("worker", "worker-1"), model="m"), Metrics.start("", "worker")
-    process = WorkerProcess(me, Config({}), engine, metrics, Tracing(), lifeline)
+    launch = Launch(Namespace(), Config({}), lifeline, ExitStack())
+    process = WorkerProcess(me, launch, engine, metrics, Tracing())
     process._store = StoreMonitor(wire)
     card = await engine.start(process._on_step, lambda _: None)
     working = asyncio.create_task(process._work(wire, card))
