@@ -26,25 +26,8 @@ from penstock.engine import (
     token_bytes,
 )
 from penstock.tools import CallReader
-from streaming.jobs.codec import (
-    Delta,
-    Generated,
-    Kept,
-    Opening,
-    Run,
-    Section,
-    Terminal,
-    Usage,
-    author,
-    encode,
-    encode_delta,
-    encode_record_rows,
-    kept_form,
-    packed,
-    served_by,
-    total_usage,
-    unpacked,
-)
+from streaming.jobs import codec
+from streaming.jobs.codec import Delta, Kept, Opening, Section, Terminal, Usage, encode, encode_delta, unpacked
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import CancelledBy, Chat, Inputs, Job, JobState, Text, own_failure
 from streaming.jobs.lease import SILENT, Claim, Finish
@@ -78,11 +61,11 @@ class AttemptStamps:
             self.first = min(self.first or times.first, times.first or self.first)
         self.last = max(self.last, times.last if times is not None and times.last else now)
 
-    def generated(self, clock: Clock, partition: int) -> Generated:
+    def generated(self, clock: Clock, partition: int) -> codec.Generated:
         """The stamps in Redis time, for the record. A job without a first token has no last one either."""
         known = (self.released, self.scheduled, self.first, self.last if self.first else 0.0)
         released, scheduled, first, last = clock.times(known, partition)
-        return Generated(released, scheduled, first, last, clock.error_us(partition))
+        return codec.Generated(released, scheduled, first, last, clock.error_us(partition))
 
 
 def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]:
@@ -227,7 +210,7 @@ class Attempt:
         self.opening = Opening(self.job.id, self.seq + 1, history.last_run, (), 0, *times)
         for row in history.rows:
             self._record += encode_delta(replace(row, run_number=self.run_number))
-            self._kept.append(kept_form(row))
+            self._kept.append(codec.kept_form(row))
             self._counts[row.index] += row.n
             if row.finish:
                 self._finishes[row.index] = row.finish
@@ -334,7 +317,7 @@ class Attempt:
     def _request(self, index: int, rows: Sequence[Delta]) -> Request:
         """`rows`: what earlier attempts generated of the choice."""
         sampling = self.job.sampling
-        run = author(self._sections, rows[0].seq) if rows else None
+        run = codec.author(self._sections, rows[0].seq) if rows else None
         past = [(row.text, row.ids, row.n) for row in rows]
         if self.job.echo and past:
             text, ids, n = past[0]
@@ -472,7 +455,7 @@ class Attempt:
         self._stopped = self._stopped or (state, own_failure(self.job, failure), by)
         self.start_no_more()
 
-    def terminal(self, worker: str, generated: Generated) -> Terminal:
+    def terminal(self, worker: str, generated: codec.Generated) -> Terminal:
         """Build the terminal record, with everything a reader may still ask for. `generated`: stamps in Redis time.
         Raises OverflowError if a count cannot be stored."""
         usage = self._usage()
@@ -493,11 +476,11 @@ class Attempt:
             worker,
             self.first_ms or generated.first // 1000,
             self._all_sections(worker),
-            packed(self.seq, self._record),
+            codec.packed(self.seq, self._record),
             generated,
             (*self.continued_tokens, sum(self._counts) - sum(self.continued_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
-            served_by(self.choices, self.servers, self.job),
+            codec.served_by(self.choices, self.servers, self.job),
             cancelled_by,
         )
 
@@ -505,7 +488,7 @@ class Attempt:
         """Build the terminal record of a job whose counts or times cannot be stored (`error`): without them."""
         failure, head = self._unusable(error), (self.job.id, JobState.FAILED, self.seq, tuple(self._finishes))
         log.error("%s", failure.message, extra={"job": self.job.id})
-        sections, rows = self._all_sections(worker), packed(self.seq, self._record)
+        sections, rows = self._all_sections(worker), codec.packed(self.seq, self._record)
         return Terminal(*head, failure=failure, worker=worker, sections=sections, rows=rows)
 
     def fail_unusable(self, index: int, piece: Piece, error: Exception) -> Piece:
@@ -526,11 +509,11 @@ class Attempt:
 
     def finish(self, end: Terminal) -> Finish:
         """The end of the job, for the store."""
-        prompt, rows = self.job.sampling.n * end.usage.prompt, encode_record_rows(self._kept)
+        prompt, rows = self.job.sampling.n * end.usage.prompt, codec.encode_record_rows(self._kept)
         return Finish(end, self.run_number, not self.job.stream, prompt=prompt, rows=rows)
 
     def _all_sections(self, worker: str) -> tuple[Section, ...]:
-        return (*self._sections, Section(self.opening.first, Run(worker, self.run_number)))
+        return (*self._sections, Section(self.opening.first, codec.Run(worker, self.run_number)))
 
     def usage_by_model(self) -> dict[str, Usage]:
         """The usage, by the model that gave it. Each prompt counts once, for the model of its first choice."""
@@ -543,7 +526,7 @@ class Attempt:
         return found
 
     def _usage(self) -> Usage:
-        usage = total_usage(self._prompts, sum(self._counts), self.choices, self.job.sampling.n)
+        usage = codec.total_usage(self._prompts, sum(self._counts), self.choices, self.job.sampling.n)
         if not self.job.reasoning:
             return usage
         return replace(usage, reasoning=reasoned_tokens(unpacked(self.seq, self._record)))

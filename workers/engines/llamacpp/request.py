@@ -24,18 +24,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec.structs import replace
 
 from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request, token_text
-from workers.engines.chats import (
-    NONE,
-    AnswerText,
-    ChatFormat,
-    Shown,
-    Variables,
-    answer_schema,
-    as_grammar,
-    check_ids,
-    opens_reasoning,
-    refused,
-)
+from workers.engines import chats
+from workers.engines.chats import NONE, AnswerText, ChatFormat, Shown, Variables, refused
 from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.reasoning import as_written
@@ -140,14 +130,14 @@ class Prompts:
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises Refused for a token that the model does not have."""
-        check_ids(ids, self.vocabulary, param)
+        chats.check_ids(ids, self.vocabulary, param)
 
     def of(self, request: Request, *, begins: bool = True) -> RenderedPrompt:
         """The prompt of a request, of a conversation up to where the answer begins (`begins`). Raises Refused, also for
         a token of its logit_bias that the model does not have."""
         self.check_ids([*request.sampling.logit_bias], "logit_bias")  # llama.cpp would ignore it
         parts, past = self._prompt(request, begins=begins), request.past
-        opened = isinstance(last := parts[-1], str) and opens_reasoning(last)
+        opened = isinstance(last := parts[-1], str) and chats.opens_reasoning(last)
         if request.reasoning:
             past = [(as_written(text, opened=opened), ids, count) for text, ids, count in past]
         return RenderedPrompt(self._continued(parts, past), opened)
@@ -343,8 +333,8 @@ class Generation:
     @cached_property
     def schema(self) -> dict[str, Any] | None:
         """The JSON schema that the text must follow, as llama.cpp understands it. Raises UnusableSchemaError."""
-        schema = answer_schema(self._request)
-        return None if schema is None else as_grammar(schema)
+        schema = chats.answer_schema(self._request)
+        return None if schema is None else chats.as_grammar(schema)
 
     @property
     def schema_field(self) -> str:

@@ -36,19 +36,8 @@ from penstock.engine import (
 )
 from penstock.tools import REASONING, TEXT
 from workers.engines.adapters import LoadedAdapters
-from workers.engines.sim.answers import (
-    INNER,
-    MAX_SIZE,
-    WORDS,
-    call_tokens,
-    count_tokens,
-    input_tokens,
-    prompt_rows,
-    prompt_text,
-    row,
-    sampling_text,
-    task_answer,
-)
+from workers.engines.sim import answers
+from workers.engines.sim.answers import INNER, WORDS, row
 from workers.engines.sim.settings import DEFAULT_MAX_TOKENS, SimSettings, card_of, context_of
 from workers.engines.text import TokenGate, joined, shared_characters, too_long
 
@@ -164,7 +153,7 @@ class SimEngine:
     def submit(self, request: Request) -> None:
         task = request.task
         if task is not None and task.kind in ("tokenize", "detokenize"):  # needs no step
-            answer = Piece(request.id, task_answer(request, task, context_of(self._settings)), finish="stop")
+            answer = Piece(request.id, answers.task_answer(request, task, context_of(self._settings)), finish="stop")
             asyncio.get_running_loop().call_soon(self._on_step, [answer])
             return
         sequence = self._sequence(request)
@@ -208,15 +197,15 @@ class SimEngine:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _task_sequence(self, request: Request, task: Task) -> SimSequence:
-        counts = [input_tokens(each) for each in request.inputs]
+        counts = [answers.input_tokens(each) for each in request.inputs]
         if max(counts, default=0) > context_of(self._settings):
             raise Refused(too_long("input", max(counts), None, context_of(self._settings)))
-        if task.dimensions is not None and task.dimensions > MAX_SIZE:
-            message = f"dimensions: this model makes vectors of at most {MAX_SIZE} numbers"
+        if task.dimensions is not None and task.dimensions > answers.MAX_SIZE:
+            message = f"dimensions: this model makes vectors of at most {answers.MAX_SIZE} numbers"
             raise Refused(Failure("invalid_request_error", message, 400, "dimensions"))
-        text = "\n".join([prompt_text(each) for each in request.inputs])
+        text = "\n".join([answers.prompt_text(each) for each in request.inputs])
         sequence = SimSequence(request.id, 0, sum(counts), 1, 0, None, self._fault(text))
-        sequence.answer = task_answer(request, task, context_of(self._settings))
+        sequence.answer = answers.task_answer(request, task, context_of(self._settings))
         sequence.largest = max(counts, default=0)
         return sequence
 
@@ -228,13 +217,13 @@ class SimEngine:
     def _sequence(self, request: Request) -> SimSequence:
         if request.task is not None:
             return self._task_sequence(request, request.task)
-        prompt = prompt_text(request.prompt)
-        prompt_tokens, wanted = count_tokens(prompt), request.sampling.max_tokens
+        prompt = answers.prompt_text(request.prompt)
+        prompt_tokens, wanted = answers.count_tokens(prompt), request.sampling.max_tokens
         context = context_of(self._settings)
         if prompt_tokens + (wanted or 1) > context:
             raise Refused(too_long("messages", prompt_tokens, wanted, context))
         max_tokens = min(DEFAULT_MAX_TOKENS, context - prompt_tokens) if wanted is None else wanted
-        varied = sampling_text(request.sampling) + (f"\nadapter={request.adapter}" if request.adapter else "")
+        varied = answers.sampling_text(request.sampling) + (f"\nadapter={request.adapter}" if request.adapter else "")
         stop, crc = request.sampling.stop, zlib.crc32(prompt.encode() + varied.encode())
         gate = TokenGate(stop, request.past_text) if any(stop) else None
         fault = self._fault(prompt)
@@ -242,7 +231,7 @@ class SimEngine:
         sequence.end = "stop" if wanted is None and not request.sampling.ignore_eos else "length"
         sequence.reasoned = REASONED.get(request.reasoning, 0)
         sequence.adapter, sequence.owner, sequence.prompt = request.adapter, (request.tenant, request.adapter), prompt
-        if request.tools is not None and (calls := call_tokens(request)):
+        if request.tools is not None and (calls := answers.call_tokens(request)):
             length = sequence.reasoned + len(calls)
             sequence.calls, sequence.max_tokens = calls, min(max_tokens, length)
             sequence.end = "stop" if max_tokens >= length else sequence.end
@@ -250,7 +239,7 @@ class SimEngine:
             sequence.author = "".join(self._random.choices(string.ascii_uppercase, k=4))
         sequence.logprobs = alternatives = request.sampling.logprobs
         if request.sampling.prompt_logprobs:
-            sequence.rows = () if alternatives is None else prompt_rows(request.prompt, alternatives)
+            sequence.rows = () if alternatives is None else answers.prompt_rows(request.prompt, alternatives)
         shaped = sequence.calls or sequence.reasoned or sequence.author or sequence.rows is not None
         sequence.is_plain = not shaped and alternatives is None
         return sequence

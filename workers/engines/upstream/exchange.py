@@ -28,15 +28,7 @@ from workers.engines.upstream import continuation
 from workers.engines.upstream.continuation import FROM_BEGINNING, Rung
 from workers.engines.upstream.endpoints import ServerEndpoint, ServerSlot, retry_after_s
 from workers.engines.upstream.generation import StreamReader, UpstreamGeneration, text_of_rows
-from workers.engines.upstream.http import (
-    ASK_S,
-    EXCESS,
-    NO_HEADERS,
-    BrokenReply,
-    ConnectError,
-    Reply,
-    UpstreamConnection,
-)
+from workers.engines.upstream.http import ASK_S, EXCESS, BrokenReply, ConnectError, Reply, UpstreamConnection
 from workers.engines.upstream.reply import (
     Count,
     End,
@@ -152,7 +144,7 @@ class Exchange:
         """The request by a rung. Raises Unprepared."""
         generation, request, facts = self._generation, self._request, self._facts
         if rung is Rung.REATTACH and facts.reattach == "stream":
-            return "GET", continuation.stream_path(request) + "&from=0", b"", NO_HEADERS
+            return "GET", continuation.stream_path(request) + "&from=0", b"", {}
         prompt = await self._prompt(rung)
         rows, limit = generation.written_rows(facts), self._limit(rung, prompt)
         secret = self._secret.encode() or b"penstock"  # as in every worker, so that they share cached prompts
@@ -503,7 +495,7 @@ def stop_generation(generation: UpstreamGeneration, *, goes_on: bool = False) ->
 
 def stop_by_name(endpoint: ServerEndpoint, generation: UpstreamGeneration) -> None:
     """Stop what a llama-server may generate of a text that nobody reads."""
-    stop = continuation.stop_call(endpoint.facts, generation.request, NO_HEADERS) if endpoint.facts else None
+    stop = continuation.stop_call(endpoint.facts, generation.request, {}) if endpoint.facts else None
     if stop is not None:
         endpoint.spawn(endpoint.client.ask(*stop, None, endpoint.keys[0].secret))
 

@@ -20,21 +20,9 @@ from penstock.tools import without_marks
 from workers.engines.calls import DeltaWriter
 from workers.engines.reasoning import BEGIN, ReasoningMarker, ReasoningWriter, as_written
 from workers.engines.text import TokenGate, joined
-from workers.engines.upstream import reply
+from workers.engines.upstream import http, reply
 from workers.engines.upstream.continuation import FROM_BEGINNING, REPEATED, BreakCounts, Row, Rung
-from workers.engines.upstream.http import (
-    BOM,
-    DONE,
-    EXCESS,
-    MAX_LENIENT_BYTES,
-    MAX_LINE_BYTES,
-    MAX_REPLY_BYTES,
-    MAX_WORDS,
-    EventSplitter,
-    LineTooLongError,
-    Reply,
-    UpstreamConnection,
-)
+from workers.engines.upstream.http import DONE, EventSplitter, LineTooLongError, Reply, UpstreamConnection
 from workers.engines.upstream.reply import Break, ChatDelta, Choice, Chunk, End, ReplyOutcome, by_cut, by_malformed
 from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
 
@@ -148,7 +136,7 @@ class UpstreamGeneration:
         """A server had no room for the request, or a limit held it, or the server did not take its key."""
         self.refusals += 1
         if outcome.status in reply.LIMITED or outcome.end is End.KEY:
-            words = f": {outcome.words[:MAX_WORDS]}" if outcome.words and outcome.end is not End.KEY else ""
+            words = f": {outcome.words[:http.MAX_WORDS]}" if outcome.words and outcome.end is not End.KEY else ""
             self.counts.refused_at = now if self.counts.refused_at is None else self.counts.refused_at
             self.counts.refusal = outcome.reason + words
 
@@ -269,7 +257,7 @@ class StreamReader(Reply):
     def is_excessive(self) -> bool:
         """Whether it has more bytes than its tokens can need."""
         tokens = max(self.received, self._cap - self._rows)
-        return self.size > MAX_REPLY_BYTES + MAX_READ_PER_TOKEN * tokens
+        return self.size > http.MAX_REPLY_BYTES + MAX_READ_PER_TOKEN * tokens
 
     # --- a read --------------------------------------------------------------------------------------------------
 
@@ -278,7 +266,7 @@ class StreamReader(Reply):
         if self.done.done():
             return
         if self._splitter is None:
-            if self.status != 200 or self.body or data.lstrip(BOM + WHITE)[:1] == b"{":
+            if self.status != 200 or self.body or data.lstrip(http.BOM + WHITE)[:1] == b"{":
                 self._collect(data)
                 return
             self._splitter = EventSplitter()
@@ -292,7 +280,7 @@ class StreamReader(Reply):
         if self.status != 200:
             data = data[: MAX_ERROR_BYTES - len(self.body)]
         super().on_body(data)
-        if len(self.body) > MAX_LINE_BYTES:
+        if len(self.body) > http.MAX_LINE_BYTES:
             self.settle(by_malformed("answer in one piece, which is too long"))
 
     def _take(self, events: list[bytes]) -> None:
@@ -319,7 +307,7 @@ class StreamReader(Reply):
                 self._take(whole if self._splitter is None else self._splitter.flush())
             if self.done.done():
                 return
-            how: Break = "malformed" if problem == EXCESS else "" if problem else "bare"
+            how: Break = "malformed" if problem == http.EXCESS else "" if problem else "bare"
             cut = by_cut(problem or "the stream ended without a finish reason", how)
             failed = self.status not in (0, 200)
             outcome = reply.by_status(self.status, self.body) if failed else self.outcome or cut
@@ -378,7 +366,7 @@ class StreamReader(Reply):
         try:
             return reply.decode(data)
         except UNREADABLE:
-            if data.lstrip()[:1] != b"{" or len(data) > MAX_LENIENT_BYTES:
+            if data.lstrip()[:1] != b"{" or len(data) > http.MAX_LENIENT_BYTES:
                 raise
             with suppress(*UNREADABLE):
                 return reply.decode(reply.mended(data))
