@@ -21,19 +21,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from penstock.engine import (
-    EngineHealth,
-    EngineTimes,
-    Failure,
-    Logprob,
-    ModelCard,
-    Piece,
-    Refused,
-    Request,
-    Stats,
-    Step,
-    Task,
-)
+from penstock.engine import EngineHealth, EngineTimes, Failure, ModelCard, Piece, Refused, Request, Stats, Step, Task
 from penstock.tools import REASONING, TEXT
 from workers.engines.adapters import LoadedAdapters
 from workers.engines.sim import answers
@@ -76,7 +64,7 @@ class SimSequence:
     """The whole answer, if it is that of a task: it has no tokens."""
     logprobs: int | None = None
     """Alternatives of each token; None: it has no log-probabilities."""
-    rows: tuple[Logprob, ...] | None = None
+    echo: Piece | None = None
     """The log-probabilities of its prompt, which come before its first token."""
     reasoned: int = 0
     """Tokens of reasoning before its answer."""
@@ -239,8 +227,9 @@ class SimEngine:
             sequence.author = "".join(self._random.choices(string.ascii_uppercase, k=4))
         sequence.logprobs = alternatives = request.sampling.logprobs
         if request.sampling.prompt_logprobs:
-            sequence.rows = () if alternatives is None else answers.prompt_rows(request.prompt, alternatives)
-        shaped = sequence.calls or sequence.reasoned or sequence.author or sequence.rows is not None
+            rows = () if alternatives is None else answers.prompt_rows(request.prompt, alternatives)
+            sequence.echo = Piece(request.id, logprobs=rows, prompt_tokens=prompt_tokens)
+        shaped = sequence.calls or sequence.reasoned or sequence.author or sequence.echo
         sequence.is_plain = not shaped and alternatives is None
         return sequence
 
@@ -376,8 +365,10 @@ class SimEngine:
             return None
         if sequence.answer is not None:
             return self._finish(sequence, Piece(sequence.id, sequence.answer), "stop")
-        if not sequence.is_plain and sequence.rows is not None:
-            return self._prompt(sequence, sequence.rows)
+        if not sequence.is_plain and (echo := sequence.echo) is not None:
+            sequence.begun, sequence.echo = True, None
+            piece = replace(echo, cached_tokens=sequence.cached)
+            return piece if sequence.max_tokens else self._finish(sequence, piece, "length")
         sequence.done = index + 1
         number = zlib.crc32(self._numerals[index], sequence.crc)  # of the prompt and the number together
         text = (INNER if index else WORDS)[number % len(WORDS)] + self._digits[index]
@@ -395,13 +386,6 @@ class SimEngine:
         if sequence.gate is not None:
             return self._gated(sequence, sequence.gate, piece)
         return self._finish(sequence, piece, sequence.end) if sequence.done >= sequence.max_tokens else piece
-
-    def _prompt(self, sequence: SimSequence, rows: tuple[Logprob, ...]) -> Piece:
-        """The piece before the first token, with the log-probabilities of the prompt."""
-        sequence.begun, sequence.rows = True, None
-        prompt, cached = sequence.prompt_tokens, sequence.cached
-        piece = Piece(sequence.id, logprobs=rows, prompt_tokens=prompt, cached_tokens=cached)
-        return piece if sequence.max_tokens else self._finish(sequence, piece, "length")
 
     def _gated(self, sequence: SimSequence, gate: TokenGate, piece: Piece) -> Piece | None:
         """A token of a request with stop strings, as far as it may be shown."""
