@@ -123,15 +123,12 @@ class UpstreamEngine:
         generation = self._live[request.id] = UpstreamGeneration(request, time.monotonic(), counts)
         generation.task = asyncio.create_task(self._run(generation))
 
-    def cancel(self, request_id: str) -> None:
-        """The connection is closed at once, by which every server stops, or is told to stop."""
-        self._stop_reading(request_id, left=False)
-
     def leave(self, request_id: str) -> None:
         """As `cancel`, but what goes on at its server is left to the next worker."""
-        self._stop_reading(request_id, left=True)
+        self.cancel(request_id, left=True)
 
-    def _stop_reading(self, request_id: str, *, left: bool) -> None:
+    def cancel(self, request_id: str, *, left: bool = False) -> None:
+        """The connection is closed at once, by which every server stops, or is told to stop."""
         generation = self._live.get(request_id)
         if generation is None or generation.cancelled:
             return

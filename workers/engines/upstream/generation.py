@@ -136,7 +136,7 @@ class UpstreamGeneration:
         """A server had no room for the request, or a limit held it, or the server did not take its key."""
         self.refusals += 1
         if outcome.status in reply.LIMITED or outcome.end is End.KEY:
-            words = f": {outcome.words[:http.MAX_WORDS]}" if outcome.words and outcome.end is not End.KEY else ""
+            words = f": {outcome.words[: http.MAX_WORDS]}" if outcome.words and outcome.end is not End.KEY else ""
             self.counts.refused_at = now if self.counts.refused_at is None else self.counts.refused_at
             self.counts.refusal = outcome.reason + words
 
