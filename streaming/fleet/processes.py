@@ -170,7 +170,9 @@ class ConsoleSessions(ClientUser):
 
     async def take(self, kind: LoginKind, secret: str) -> ConsoleLogin | None:
         """End a session, or use up a link; None if there is none, or if it is over."""
-        return _login(await self._client.call("console", FLEET_SLOT, _digest(kind, secret), "", 0))
+        key = fleet_key("console", _digest(kind, secret))
+        data, was_there = await self._client.calls([("GET", FLEET_SLOT, (key,)), ("DEL", FLEET_SLOT, (key,))])
+        return _login(data) if was_there else None  # else somebody has taken it since it was read
 
 
 def _digest(kind: LoginKind, secret: str) -> str:

@@ -55,6 +55,7 @@ COMMANDS: Mapping[str, Mapping[str, set[str]]] = {
         "lrange": {"places"},
         "zrevrangebyscore": {"files", "batches", "hooks"},
         "get": {"file", "console", "api_keys_version", "usage"},
+        "del": {"console"},
         "mget": {"file", "override", "leader", "leader_epoch"},
         "hset": {"api_keys_used"},
         "hget": {"api_keys"},

@@ -365,7 +365,7 @@ SENT: Mapping[str, Calls] = {
         Plans(wire).actions(5), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
         Queue(wire, Headroom(wire)).shorten_retention([JOB], 5, [JOB]), MediaStore(wire).read(JOB, [0]),
-        ConsoleSessions(wire).find("x"),
+        ConsoleSessions(wire).find("x"), ConsoleSessions(wire).take("link", "x"),
         Conversations(wire).read(CONVERSATION, TENANT), wire.ask(LEADER),
         wire.ask(VERSION), ApiKeys(wire).read(), ApiKeys(wire).used(), ApiKeys(wire).note_used({"key_1": 1}),
         ApiKeys(wire).change("key_1", lambda key: key), drained(UsageCounts(wire).read([date(1970, 1, 1)])),
