@@ -187,9 +187,8 @@ class Queue:
             "share": reserved.share_of_tenant,
             "caller": caller or None,
             "media": _media_kept(job) if job.media else None,
+            "adapter": job.adapter or None,
         }
-        if job.adapter:
-            given["adapter"] = job.adapter
         if limits := self._limits.of(job.tenant, job.model, caller, key_limits):
             given |= {**limits, "prompt": cost.prompt, "output": cost.output, "guessed": cost.guessed}
         args = (_encode(given), body, encode_metadata(job.metadata), *media)

@@ -199,7 +199,7 @@ FIELDS = (
     *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview", b"adapter", b"not_before"),
     b"entry",
 )
-"""Fields of a job, in the order in which the script `recent` returns them."""
+"""What lists read of a job."""
 
 MAX_LOOKED = 250
 """Jobs read in one round from all partitions together, but from each at least the page's limit. The server is blocked
@@ -271,7 +271,7 @@ class Summaries(ClientUser):
         looked = max(limit, MAX_LOOKED // len(self._client.partitions))
         times = ["" if ms is None else ms for ms in (wanted.since_ms, wanted.until_ms)]
         filters = (wanted.state or "", wanted.model, wanted.lane or "", *times)
-        args = (tenant, horizon, time, job_id, looked, limit, *filters)
+        args = (tenant, horizon, time, job_id, looked, limit, *filters, *FIELDS)
         answers = await self._client.calls([("recent", partition, args) for partition in self._client.partitions])
         return merged([await self._part(answer, tenant) for answer in answers], limit)
 

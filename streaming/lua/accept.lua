@@ -22,7 +22,7 @@
 local given, body, metadata = cmsgpack.unpack(ARGV[1]), ARGV[2], ARGV[3]
 local id, tenant, model, priority, reply = given.id, given.tenant, given.model, given.priority, given.reply or ''
 local keep, part, conversation, digest = given.retention_s, given.part, given.conversation, given.digest or ''
-local quotas, may_write, events = given.quotas, given.may_write, given.events
+local quotas, may_write = given.quotas, given.may_write
 local exact = exact_ms()
 local now = math.floor(exact)
 local job, lane = job_key(id), lane_key(model, priority)
@@ -104,8 +104,9 @@ if given.max_reserved then
 end
 
 local more = part and {} or {'preview', given.preview or ''}
-if given.caller then more[#more + 1], more[#more + 2] = 'caller', given.caller end
-if given.adapter then more[#more + 1], more[#more + 2] = 'adapter', given.adapter end
+for _, field in ipairs({'caller', 'adapter', 'conversation', 'events', 'webhook', 'media'}) do
+  if given[field] then more[#more + 1], more[#more + 2] = field, given[field] end
+end
 -- Of a job for later by days, so that a tenant has few spans: its end moves the bytes to the one that is right by then.
 local ends = held and tostring(86400 * math.ceil((start / 1000 + keep) / 86400)) or usage_span_end(keep)
 for i = 4, #ARGV do redis.call('HSET', media_key(id), i - 4, ARGV[i]) end
@@ -123,24 +124,16 @@ if held then
 else
   add_to_line(arrivals, line, member, id, now, now + given.patience_ms)
 end
-if conversation then
-  begin_turn(conversation, id)
-  redis.call('HSET', job, 'conversation', conversation)
-end
+if conversation then begin_turn(conversation, id) end
 buffer_sum('reservations', model, held and 'held' or priority, may_write)
 if given.share then
   redis.call('HSET', job, 'shared', 1)
   buffer_sum('tenant_owed', tenant_owed_key(), tenant, may_write)
   usage.reserved = usage.reserved + may_write
 end
-if events then
-  redis.call('HSET', job, 'events', events)
-  emit_event(events, id, tenant, 'job.accepted')
-end
+if given.events then emit_event(given.events, id, tenant, 'job.accepted') end
 if accounts then redis.call('HSET', job, 'hold', reserve_limits(id, accounts, want)) end
 if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
-if given.webhook then redis.call('HSET', job, 'webhook', given.webhook) end
-if given.media then redis.call('HSET', job, 'media', given.media) end
 if given.dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end
 if not part then
   round.listing_keep_s = 2 * keep

@@ -25,7 +25,7 @@ return {out, epoch}
 -- Reads a page of a tenant's jobs, newest first, without bodies and answers.
 -- ARGV: tenant, time (ms) from before which nothing is listed, cursor: time | '', and id | '', most ids looked at,
 --       most jobs found; and '' for any: their state, model (also model:adapter), priority, the earliest and the latest time (ms) of their
---       acceptance
+--       acceptance; the fields to read of each, `state` first
 -- Returns: {epoch | false, {time, id} of the last one looked at | false if there are no more, {id, time, fields}...}
 local tenant, horizon, time, id = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local most_looked, most_found, state = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
@@ -65,9 +65,7 @@ for _, jobs in ipairs({scheduled_of_key(tenant), jobs_key(tenant)}) do
       rank, looked, last = rank + 1, looked + 1, {page[i + 1], page[i]}
       local job = job_key(page[i])
       if not filtered or passes(job) then
-        local fields = redis.pcall('HMGET', job, 'state', 'lane', 'attempt', 'created', 'claimed', 'started', 'done',
-          'keep', 'reason', 'record', 'metadata', 'epoch', 'runs', 'endpoint', 'cancel', 'preview', 'adapter', 'not_before',
-          'entry')
+        local fields = redis.pcall('HMGET', job, unpack(ARGV, 12))
         if fields[1] then out[#out + 1] = {page[i], page[i + 1], fields} end
       end
       if #out - 2 >= most_found then break end
