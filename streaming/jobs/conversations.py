@@ -65,7 +65,7 @@ class Conversations:
     tenant's share of the store."""
 
     def __init__(self, client: RedisClient, headroom: Headroom | None = None) -> None:
-        self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
+        self._client, self._headroom, self._quotas = client, headroom or Headroom(client), Quotas(client)
 
     async def create(
         self,
@@ -177,7 +177,7 @@ class Conversations:
 
     def _share(self, partition: int, quota: QuotaSettings) -> int | str:
         """The bytes of the partition that a tenant may take; "": any."""
-        share = None if self._headroom is None else self._headroom.share(partition, quota.store_share)
+        share = self._headroom.share(partition, quota.store_share)
         return "" if share is None else share
 
     def new_id(self, tenant: str = "") -> str:

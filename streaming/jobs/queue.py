@@ -43,7 +43,7 @@ from streaming.jobs.settings import (
 from streaming.jobs.waiting import FIRST, Cost, QueuePosition, cost_of
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient, ScriptBatcher
-from streaming.store.monitor import FULL, Headroom, Reservation
+from streaming.store.monitor import FULL, Headroom
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Queue:
         weights: Mapping[str, float] = NO_WEIGHTS,
         limits: Limits = NO_LIMITS,
     ) -> None:
-        self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
+        self._client, self._headroom, self._quotas = client, headroom or Headroom(client), Quotas(client)
         self._weights, self._limits = weights, limits
         self._puts, self._added_addresses = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
@@ -142,17 +142,9 @@ class Queue:
         partition = self._partition(job.id) if partition is None else partition
         left = await self._quotas.left(job.tenant, partition, quota) if quota.bounds_jobs else NO_QUOTAS
         cost, body = cost or cost_of(job), encode(job)
+        size, may_write = len(body) + (sum(map(len, media)) if media else 0), cost.may_write
         try:
-            headroom, may_write = self._headroom, cost.may_write
-            reserved = Reservation()
-            if headroom is not None:
-                reserved = headroom.reserve(
-                    partition,
-                    len(body) + (sum(map(len, media)) if media else 0),
-                    may_write,
-                    part=part,
-                    share_of_tenant=quota.store_share,
-                )
+            reserved = self._headroom.reserve(partition, size, may_write, part=part, share_of_tenant=quota.store_share)
         except StoreFull as error:
             return await self._existing(job, idempotency_key, digest, error)
         settings, conversation = self._client.settings, _conversation_of(job)
