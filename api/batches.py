@@ -125,7 +125,7 @@ def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: st
         window_ms=WINDOWS[window],
         output_keep_ms=1000 * (expiry.seconds if expiry else services.files_settings.retention_s),
         metadata=asked.metadata or {},
-        events=services.subscriptions.of_batches(caller.tenant),
+        events=services.subscriptions.of(caller.tenant, "batch"),
         store_share=services.quotas(caller).store_share,
         caller=caller.name,
         key_limits=caller.limits,

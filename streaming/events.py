@@ -205,17 +205,12 @@ class EventSubscriptions:
         self._rows = webhooks
         self._webhooks = {(row.tenant, each.partition(".")[0]) for row in webhooks.values() for each in row.events}
 
-    def of_jobs(self, tenant: str) -> str:
-        """Recipients for a job whose client does not wait for the answer."""
-        return self._broker + ("w" if (tenant, "job") in self._webhooks else "")
-
-    def of_responses(self, tenant: str) -> str:
-        """Recipients for a response in the background. Webhooks get its end as `response.*`, the broker as a job's."""
-        return self._broker + ("wr" if (tenant, "response") in self._webhooks else "")
-
-    def of_batches(self, tenant: str) -> str:
-        """Recipients for a batch; its lines have no events of their own."""
-        return self._broker + ("w" if (tenant, "batch") in self._webhooks else "")
+    def of(self, tenant: str, kind: Literal["job", "response", "batch"]) -> str:
+        """Recipients for a job whose client does not wait for the answer, for a response in the background, or for a
+        batch, whose lines have no events of their own. Webhooks get a response's end as `response.*`, the broker as a
+        job's."""
+        letters = "wr" if kind == "response" else "w"
+        return self._broker + (letters if (tenant, kind) in self._webhooks else "")
 
     def webhook(self, tenant: str, named: str) -> str:
         """Return the webhook that a request of the tenant names in `queue.webhook`, as records hold it: the name of an

@@ -515,9 +515,9 @@ def recipients(subscriptions: EventSubscriptions, tenant: str, asked: Request, *
         fix = "Send the request to POST /v1/jobs, with Prefer: respond-async, or as a response with background."
         raise invalid_request(f"{what} {fix}", "queue.not_before")
     if isinstance(asked, ResponseRequest):
-        letters = subscriptions.of_responses(tenant) if asked.background else ""
+        letters = subscriptions.of(tenant, "response") if asked.background else ""
     else:
-        letters = "" if waits else subscriptions.of_jobs(tenant)
+        letters = "" if waits else subscriptions.of(tenant, "job")
     if not asked.queue.webhook:
         return letters, ""
     try:

@@ -57,11 +57,11 @@ def test_an_event_is_a_cloud_event_and_its_id_is_made_of_what_happened() -> None
 def test_only_those_who_are_asked_for_are_named() -> None:
     row = WebhookSettings(url="https://example.com", secret=SECRET, tenant="a", events=("batch.failed",))
     wanted = EventSubscriptions(EventSettings(), {"x": row})
-    assert (wanted.of_jobs("a"), wanted.of_batches("a"), wanted.of_batches("b")) == ("", "w", "")
+    assert (wanted.of("a", "job"), wanted.of("a", "batch"), wanted.of("b", "batch")) == ("", "w", "")
     wanted = EventSubscriptions(EventSettings(publish_url="redis://127.0.0.1"), {"x": row})
-    assert (wanted.of_jobs("a"), wanted.of_batches("a"), wanted.of_batches("b")) == ("b", "bw", "b")
+    assert (wanted.of("a", "job"), wanted.of("a", "batch"), wanted.of("b", "batch")) == ("b", "bw", "b")
     nobody = EventSubscriptions(EventSettings(), {})
-    assert (nobody.of_jobs("a"), nobody.of_responses("a"), nobody.of_batches("a")) == ("", "", "")
+    assert (nobody.of("a", "job"), nobody.of("a", "response"), nobody.of("a", "batch")) == ("", "", "")
 
 
 def test_a_message_becomes_a_job_and_its_life_comes_out(empty_house: House, broker: str) -> None:
