@@ -78,19 +78,10 @@ class Conversations:
         """Store a new conversation. Raises QuotaExceeded."""
         keep_s = self._client.settings.retention_s
         partition = self._partition(conversation_id)
-        left, share = await self._quotas.left(tenant, partition, quota), self._share(partition, quota)
-        most = left.get("requests", "")
-        args = (
-            conversation_id,
-            tenant,
-            encode_metadata(metadata),
-            keep_s,
-            OVERHEAD_BYTES,
-            most,
-            share,
-            *_encoded(items),
-        )
-        answer = await self._client.call("put_conversation", partition, *args)
+        left = await self._quotas.left(tenant, partition, quota)
+        about = (conversation_id, tenant, encode_metadata(metadata), keep_s, OVERHEAD_BYTES)
+        bounds = (left.get("requests", ""), self._share(partition, quota))
+        answer = await self._client.call("put_conversation", partition, *about, *bounds, *_encoded(items))
         if isinstance(answer, list):
             raise exceeded(quota, answer, left)
         numbered = tuple(_numbered(item, number) for number, item in enumerate(items, 1))
