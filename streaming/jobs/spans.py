@@ -80,15 +80,9 @@ def write_lost(tracing: Tracing, job: Job, earlier: Sequence[PastAttempt], attem
         }
         if past.tokens is not None:
             attributes[names.OUTPUT_TOKENS] = past.tokens
-        span = tracing.span(
-            span_name(job),
-            job.trace,
-            "internal",
-            past.started_ms * NS_PER_MS,
-            attributes,
-            link_before(job, own[:index]),
-            attempt_id(job, past.started_ms),
-        )
+        name, began_ns, links = span_name(job), past.started_ms * NS_PER_MS, link_before(job, own[:index])
+        own_id = attempt_id(job, past.started_ms)
+        span = tracing.span(name, job.trace, "internal", began_ns, attributes, links, own_id)
         span.end(past.ended_ms * NS_PER_MS, "the worker was lost")
 
 
