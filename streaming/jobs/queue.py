@@ -178,7 +178,7 @@ class Queue:
             "quotas": left or None,
             "share": reserved.share_of_tenant,
             "caller": caller or None,
-            "media": _media_kept(job) if job.media else None,
+            "media": ("keep" if job.response is not None and job.response.store else "1") if job.media else None,
             "adapter": job.adapter or None,
         }
         if limits := self._limits.of(job.tenant, job.model, caller, key_limits):
@@ -338,11 +338,6 @@ class Queue:
 def _conversation_of(job: Job) -> str:
     """The conversation whose turn a job is, or ""."""
     return job.response.conversation if job.response is not None else ""
-
-
-def _media_kept(job: Job) -> str:
-    """What the record of a job says of its media."""
-    return "keep" if job.response is not None and job.response.store else "1"
 
 
 def _known(answer: Any) -> Any:
