@@ -103,7 +103,8 @@ def load_library() -> Library:
 
 def assemble(texts: Mapping[str, str]) -> Library:
     """Build the library. `texts`: the text of every Lua file by its name, with its suffix."""
-    shared = _definitions(lua_prelude() + lua_constants() + "".join(texts[f"{name}.lua"] for name in SHARED))
+    _, *parts_of = DEFINITION.split(lua_prelude() + lua_constants() + "".join(texts[f"{name}.lua"] for name in SHARED))
+    shared = dict(zip(parts_of[::2], parts_of[1::2], strict=True))
     files_of_scripts = [name for name in sorted(texts) if name.removesuffix(".lua") not in SHARED]
     scripts = {name: _scripts(texts[name]) for name in files_of_scripts}
     used = {file: _used("".join(script.body for script in parts), shared) for file, parts in scripts.items()}
@@ -133,13 +134,6 @@ def _scripts(text: str) -> list[Script]:
     parts = HEAD.split(text)[1:]
     size = HEAD.groups + 1  # and the body
     return [Script(*parts[at : at + size]) for at in range(0, len(parts), size)]
-
-
-@cache
-def _definitions(shared: str) -> Mapping[str, str]:
-    """Split the shared text into its definitions by name, in order; each uses only those before it."""
-    _, *parts = DEFINITION.split(shared)
-    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _joined(definitions: Mapping[str, str], names: Iterable[str]) -> str:
