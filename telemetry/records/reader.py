@@ -153,18 +153,13 @@ def decode_line(line: bytes, skipped: Skipped) -> Record | None:
     """Decode one line; None, and counted, if that is not possible."""
     if not line.strip():
         return None
-    try:
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
         record: Record = DECODER.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        if _is_newer(line):
-            skipped.newer += 1
-        else:
-            skipped.torn += 1
-        return None
-    if record.v > VERSION:
-        skipped.newer += 1
-        return None
-    return record
+        if record.v <= VERSION:
+            return record
+    is_newer = _is_newer(line)
+    skipped.newer, skipped.torn = skipped.newer + is_newer, skipped.torn + (not is_newer)
+    return None
 
 
 def _is_newer(line: bytes) -> bool:
