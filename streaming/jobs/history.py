@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -118,18 +119,16 @@ class Histories:
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
-        self._rounds: dict[int, Rounds[HistoryRequest, History]] = {}
+        self._rounds: dict[int, Rounds[HistoryRequest, History]] = defaultdict(lambda: Rounds(self._read))
         """By partition, so that a slow or unavailable one delays no other."""
 
     async def read(self, job: str, runs: Sequence[LoggedRun]) -> History:
         """Read what a job's runs have logged. Raises Unavailable, NewerMessage (a worker has a newer version)."""
-        partition = partition_of(job) or 0
-        if partition not in self._rounds:
-            self._rounds[partition] = Rounds(lambda jobs: self._read(partition, jobs))
-        return await self._rounds[partition].ask((job, runs))
+        return await self._rounds[partition_of(job) or 0].ask((job, runs))
 
-    async def _read(self, partition: int, asked: Sequence[HistoryRequest]) -> list[History | NewerMessage]:
-        """Read each log once, for all requests of a round."""
+    async def _read(self, asked: Sequence[HistoryRequest]) -> list[History | NewerMessage]:
+        """Read each log once, for all requests of a round, which are of one partition."""
+        partition = partition_of(asked[0][0]) or 0
         logged = {each.run: Logged() for _, runs in asked for each in runs}
         newer: dict[LogName, NewerMessage] = {}
         firsts: dict[LogName, int] = {}
