@@ -10,6 +10,7 @@ import logging
 import random
 import re
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -522,19 +523,17 @@ class ScriptBatcher:
     """
 
     def __init__(self, client: RedisClient, script: str) -> None:
-        self._client, self._script = client, script
-        self._rounds: dict[int, Rounds[Call, Any]] = {}
+        def rounds() -> Rounds[Call, Any]:
+            run, start = client.outcomes, client.send_nowait
+            return Rounds(run, max_items=MAX_BATCHED_CALLS, eager_items=EAGER_CALLS, start_now=start)
+
+        self._script, self._rounds = script, defaultdict[int, Rounds[Call, Any]](rounds)
         """By partition, so that a slow or unavailable one delays no other."""
 
     def call(self, partition: int, *args: str | bytes | int) -> asyncio.Future[Any]:
         """Call the script with these arguments. The future gets the answer to this call alone, or raises
         Unavailable."""
-        rounds = self._rounds.get(partition)
-        if rounds is None:
-            run, start = self._client.outcomes, self._client.send_nowait
-            rounds = Rounds(run, max_items=MAX_BATCHED_CALLS, eager_items=EAGER_CALLS, start_now=start)
-            self._rounds[partition] = rounds
-        return rounds.ask((self._script, partition, args))
+        return self._rounds[partition].ask((self._script, partition, args))
 
 
 async def news(client: RedisClient, kind: str, name: str, every_s: float) -> AsyncGenerator[None]:
