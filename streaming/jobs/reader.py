@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from penstock.engine import ModelCard
 from streaming.errors import MalformedJob, NewerMessage, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import LONG_BYTES, encode, record_rows, without_rows
-from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, LoggedRun
+from streaming.jobs.history import ROWS_AT_ONCE, Histories
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.records import JobRecord, malformed_record, parse_record, read_end, salvaged, was_cut_short
 from streaming.jobs.waiting import FIRST, QueuePosition, QueuePositions
@@ -37,7 +36,11 @@ class JobReader:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
         self._records, self._stands = ScriptBatcher(client, "record"), ScriptBatcher(client, "stand")
-        self._positions, self._histories = QueuePositions(client), Histories(client)
+        self._positions = QueuePositions(client)
+        self.expected_position = self._positions.expected
+        """How many jobs of its lane would start before a job that is put now."""
+        self.history = Histories(client).read
+        """What these runs of a job have logged; concurrent calls share one pass over each log."""
         self._ended: dict[str, asyncio.Task[JobRecord]] = {}
         """Running reads of ended jobs, which concurrent callers share."""
 
@@ -138,13 +141,6 @@ class JobReader:
         found = await self._read(record.job.id, *await self._records.call(partition, *args))
         return record.job if found is None or found.fault else found.job
 
-    async def history(self, job_id: str, runs: Sequence[LoggedRun]) -> History:
-        """Read what these runs of a job have logged; concurrent calls share one pass over each log.
-
-        Raises Unavailable, NewerMessage (one of its workers has a newer version).
-        """
-        return await self._histories.read(job_id, runs)
-
     async def position(self, record: JobRecord, old_s: float = 0.0) -> QueuePosition:
         """The job's position in the order of the queue. The answer may be `old_s` old, so that one read serves many
         callers. Raises Unavailable."""
@@ -154,10 +150,6 @@ class JobReader:
         queue = record.queue if record.queue in REQUEUED else "lane"
         lane = partition_key(partition, queue, job.model, job.priority)
         return await self._positions.find(partition, lane, job.tenant, record.entry, old_s)
-
-    async def expected_position(self, job: Job, card: ModelCard | None) -> int:
-        """How many jobs of its lane would start before a job that is put now. Raises Unavailable."""
-        return await self._positions.expected(job, card)
 
     async def again(self, record: JobRecord) -> JobRecord:
         """Read the job's record again; while it waits, without its body. Raises UnknownJob, Unavailable."""
