@@ -10,6 +10,7 @@ import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -48,6 +49,9 @@ from streaming.store.monitor import FULL, Headroom
 log = logging.getLogger(__name__)
 
 PUT_RETRY_DELAY_S = 0.05
+COPIED = ("id", "tenant", "model", "priority", "max_queue_ms", "delay_ms", "deadline_ms", "endpoint")
+"""What `put` is told of a job as the job has it."""
+_copied = attrgetter(*COPIED)
 NO_QUOTAS: Mapping[str, int] = {}
 NO_MEDIA: Mapping[str, Sequence[bytes]] = {}
 NOT_READ = (0, 0, 0, 0, 0)
@@ -148,16 +152,9 @@ class Queue:
         except StoreFull as error:
             return await self._existing(job, idempotency_key, digest, error)
         settings, conversation = self._client.settings, _conversation_of(job)
-        given = {
-            "id": job.id,
-            "tenant": job.tenant,
-            "model": job.model,
-            "priority": job.priority,
+        given = dict(zip(COPIED, _copied(job), strict=True)) | {
             "reply": job.reply_to,
-            "max_queue_ms": job.max_queue_ms,
             "not_before": job.not_before_ms,
-            "delay_ms": job.delay_ms,
-            "deadline_ms": job.deadline_ms,
             "key": idempotency_digest(job.tenant, idempotency_key, conversation) if idempotency_key else None,
             "digest": digest,
             "lane_limit": settings.lane_limit,
@@ -170,7 +167,6 @@ class Queue:
             "order": f"{cost.prompt}:{cost.output}:{self._weights.get(job.tenant, DEFAULT_WEIGHT)}:{cost.patience_ms}",
             "patience_ms": cost.patience_ms,
             "dated": job.response is not None or job.message is not None,
-            "endpoint": job.endpoint,
             "conversation": conversation or None if version is not None else None,
             "version": version,
             "webhook": job.webhook or None,
