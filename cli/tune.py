@@ -171,10 +171,10 @@ def check(found: tuning.LevelReading) -> None:
 def _reading(clients: int, asked: int, answers: Sequence[TimedAnswer], seconds: float) -> tuning.LevelReading:
     good = [answer for answer in answers if not answer.fault]
     latency = fmean(answer.times[-1] - answer.sent for answer in good) if good else 0.0
-    tokens = sum(answer.tokens for answer in good)
+    tokens, times = sum(answer.tokens for answer in good), [(answer.ttft, answer.tpot or 0.0) for answer in good]
     fault = next((answer.fault for answer in answers if answer.fault), "")
     return tuning.LevelReading(
-        clients, asked, asked - len(good), tokens / seconds, len(good) / seconds, latency, seconds, good, fault
+        clients, asked, asked - len(good), tokens / seconds, len(good) / seconds, latency, seconds, times, fault
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from timeit import repeat
 from typing import Any, NamedTuple
@@ -31,8 +32,9 @@ class OptionGroup(NamedTuple):
 
     name: str
     options: Sequence[click.Option]
-    read: Callable[[dict[str, Any]], Any] | None = None
-    """Gets the arguments read so far, and the values of the options. Raises PlanError. None: its option says it."""
+    read: Callable[..., Any] | None = None
+    """Gets by name what its parameters name: values of the options, and what was read before. Raises PlanError. None:
+    its option says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class PlanCommand:
             _check_number(option.opts[0], values.get(option.name or ""))
         for group in self.groups:
             if group.read is not None:
-                found = group.read(values)
+                found = group.read(**{name: values[name] for name in signature(group.read).parameters})
                 for option in group.options:
                     values.pop(option.name or "", None)
                 values[group.name] = found
@@ -91,20 +93,20 @@ def _check_number(option: str, value: object) -> None:
         raise PlanError(f"{option} {value:g}: a plan counts with numbers from {LEAST:g} to {MOST:g}")
 
 
-def model_named(name: str | None, config: Path | None) -> ModelShape:
+def model_named(model: str | None, config: Path | None) -> ModelShape:
     """The model of --model, or of the file of --config. Raises PlanError."""
     if config is None:
-        if name is None:
+        if model is None:
             raise PlanError("no model is named: give --model NAME, such as llama-3.1-8b, or --config config.json")
-        return catalogue.model(name)
-    if name is not None:
+        return catalogue.model(model)
+    if model is not None:
         raise PlanError("--model and --config both name a model: leave one out")
     return _of_gguf(config) if config.suffix == ".gguf" else _of_config(config)
 
 
-def device_named(name: str) -> Accelerator:
+def device_named(gpu: str) -> Accelerator:
     """A device of the catalogue, or this machine's CPU, measured now (a second). Raises PlanError."""
-    return measured_cpu() if name.lower() == CPU else catalogue.device(name)
+    return measured_cpu() if gpu.lower() == CPU else catalogue.device(gpu)
 
 
 def _of_config(path: Path) -> ModelShape:
@@ -131,15 +133,14 @@ def _of_gguf(path: Path) -> ModelShape:
     return catalogue.from_gguf(file.metadata, sizes, file.vocabulary, path.stem)
 
 
-def workload_of(given: Mapping[str, Any]) -> Workload:
+def workload_of(prompt: int | None, answer: int | None, named: str | None) -> Workload:
     """What --in, --out and --workload say; without a name if it is of the first two. Raises PlanError."""
-    prompt, answer, name = given["prompt"], given["answer"], given["workload"]
-    if name is None:
+    if named is None:
         lengths = RequestLengths(USUAL.prompt if prompt is None else prompt, USUAL.answer if answer is None else answer)
         return Workload("", "--in and --out", lengths)
     if prompt is not None or answer is not None:
         raise PlanError("--workload and --in or --out both say lengths: leave one out")
-    return workload(name)
+    return workload(named)
 
 
 def _option(flag: str, text: str, default: float | None = None, name: str = "") -> click.Option:
@@ -153,37 +154,35 @@ NAME_OPTIONS = [
     click.Option(["--model"], metavar="NAME", help="Model, such as llama-3.1-8b."),
     click.Option(["--config"], type=click.Path(path_type=Path), help="A model's own config.json, or its GGUF file."),
 ]
-MODEL = OptionGroup("model", NAME_OPTIONS, lambda known: model_named(known["model"], known["config"]))
+MODEL = OptionGroup("model", NAME_OPTIONS, model_named)
 GPU_OPTION = click.Option(["--gpu"], metavar="NAME", required=True, help="GPU, such as h200; cpu: this machine's.")
-GPU = OptionGroup("device", [GPU_OPTION], lambda known: device_named(known["gpu"]))
+GPU = OptionGroup("device", [GPU_OPTION], device_named)
 NAMED_LENGTHS = "Named lengths, or a file of your own, instead of --in and --out."
 LENGTH_OPTIONS = [
     _option("--in", f"Tokens of a prompt [{USUAL.prompt}].", name="prompt"),
     _option("--out", f"Tokens of an answer [{USUAL.answer}].", name="answer"),
-    click.Option(["--workload"], metavar="NAME|FILE", help=NAMED_LENGTHS),
+    click.Option(["--workload", "named"], metavar="NAME|FILE", help=NAMED_LENGTHS),
 ]
 WORKLOAD = OptionGroup("workload", LENGTH_OPTIONS, workload_of)
-LENGTHS = OptionGroup("lengths", LENGTH_OPTIONS, lambda known: workload_of(known).lengths)
+LENGTHS = OptionGroup(
+    "lengths", LENGTH_OPTIONS, lambda prompt, answer, named: workload_of(prompt, answer, named).lengths
+)
 BIT_OPTIONS = [
-    click.Option(["--w-bits"], type=float, help="Bits of a weight, from 1 [as the file has them]."),
-    click.Option(["--a-bits"], type=float, default=16, show_default=True, help="Bits of activations."),
-    click.Option(["--kv-bits"], type=float, default=16, show_default=True, help="Bits of the KV cache."),
+    click.Option(["--w-bits", "w"], type=float, help="Bits of a weight, from 1 [as the file has them]."),
+    click.Option(["--a-bits", "a"], type=float, default=16, show_default=True, help="Bits of activations."),
+    click.Option(["--kv-bits", "kv"], type=float, default=16, show_default=True, help="Bits of the KV cache."),
 ]
-BITS = OptionGroup(
-    "precision",
-    BIT_OPTIONS,
-    lambda known: Precision.stored(known["model"], known["w_bits"], known["a_bits"], known["kv_bits"]),
-)
+BITS = OptionGroup("precision", BIT_OPTIONS, Precision.stored)
 READ_OPTIONS = [
-    click.Option(["--kv-budget"], type=int, default=0, help="Tokens of the cache that a step reads at most [all]."),
-    click.Option(["--streaming-heads"], type=float, default=0.0, help="Share of the heads that stream [0]."),
-    _option("--stream-window", "Tokens of sink and window of a streaming head.", 256),
+    click.Option(
+        ["--kv-budget", "budget"], type=int, default=0, help="Tokens of the cache that a step reads at most [all]."
+    ),
+    click.Option(
+        ["--streaming-heads", "streaming"], type=float, default=0.0, help="Share of the heads that stream [0]."
+    ),
+    _option("--stream-window", "Tokens of sink and window of a streaming head.", 256, name="window"),
 ]
-READS = OptionGroup(
-    "reads",
-    READ_OPTIONS,
-    lambda known: KvReads(known["kv_budget"], known["streaming_heads"], known["stream_window"]),
-)
+READS = OptionGroup("reads", READ_OPTIONS, KvReads)
 TP = OptionGroup("tp", [_option("--tp", "GPUs that share every layer (tensor parallelism).", 1)])
 GPUS = OptionGroup("gpus", [_option("--gpus", "How many such GPUs.", 1)])
 EFFICIENCY_TEXT = "Share of the roofline that the engine reaches; 1: the bound itself."
@@ -193,9 +192,7 @@ SLO_OPTIONS = [
     _option("--tpot-ms", "Longest time between tokens, ms.", 100.0),
     _option("--share", "Share of the requests that must keep both.", 0.9),
 ]
-SLO = OptionGroup(
-    "slo", SLO_OPTIONS, lambda known: LatencySlo.given(known["ttft_ms"], known["tpot_ms"], known["share"])
-)
+SLO = OptionGroup("slo", SLO_OPTIONS, LatencySlo.given)
 
 
 def max_batch(default: int = MAX_BATCH) -> OptionGroup:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from statistics import fmean, median
-from typing import Any, Protocol
+from typing import Any
 
 from planner.answers import PlanTable, known, plot, seconds, three
 from planner.cost import GAIN, FrontierPoint, pareto
@@ -224,17 +224,6 @@ def held_out_error(rates: Mapping[int, Sequence[float]]) -> float | None:
     return median(abs(each / (t_mem + t_comp * each) / fmean(rates[each]) - 1) for each in clients[1::2])
 
 
-class MeasuredAnswer(Protocol):
-    """One answer of a server, with its times in seconds."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def ttft(self) -> float: ...
-    @property
-    def tpot(self) -> float | None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class LevelReading:
     """What one concurrency or rate yielded."""
@@ -248,8 +237,8 @@ class LevelReading:
     """Mean, to the last token."""
     seconds: float
     """Of the whole measurement."""
-    answers: Sequence[MeasuredAnswer]
-    """Those without fault."""
+    times: Sequence[tuple[float, float]]
+    """Seconds to the first token and between tokens of each answer without fault."""
     fault: str = ""
     """Of the first request that failed."""
     joules: float | None = None
@@ -257,12 +246,11 @@ class LevelReading:
 
     def kept(self, slo: LatencySlo) -> Attainment:
         """Shares of all requests that kept the objectives; one that failed kept none."""
-        return Attainment.of([(answer.ttft, answer.tpot or 0.0) for answer in self.answers], self.requests, slo)
+        return Attainment.of(self.times, self.requests, slo)
 
     @property
     def joules_token(self) -> float | None:
-        tokens = sum(answer.tokens for answer in self.answers)
-        return None if self.joules is None or not tokens else self.joules / tokens
+        return None if self.joules is None or not self.tokens_s else self.joules / (self.tokens_s * self.seconds)
 
 
 Readings = Mapping[int, Sequence[LevelReading]]
