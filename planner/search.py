@@ -293,23 +293,13 @@ class ServedLoad:
             "tokens_s": self.tokens_s, "joules_per_token": self.joules_token, "mfu": self.mfu, "mbu": self.mbu
         }  # fmt: skip
 
-    @property
-    def ttfts_s(self) -> list[float]:
-        """Sorted."""
-        return sorted(text.ttft_s for text in self.texts)
 
-    @property
-    def tpots_s(self) -> list[float]:
-        return tpots_s(self.texts)
-
-    def quantiles(self, **shares: float) -> dict[str, float]:
-        """Of both times, by name, for JSON; 0 between tokens if no answer had two."""
-        times = {"ttft": self.ttfts_s, "tpot": self.tpots_s or [0.0]}
-        return {
-            f"{name}_{rank}_s": quantile(values, share)
-            for name, values in times.items()
-            for rank, share in shares.items()
-        }
+def quantiles(texts: Sequence[ModelText], **shares: float) -> dict[str, float]:
+    """Of both times, by name, for JSON; 0 between tokens if no answer had two."""
+    times = {"ttft": sorted(text.ttft_s for text in texts), "tpot": tpots_s(texts) or [0.0]}
+    return {
+        f"{name}_{rank}_s": quantile(values, share) for name, values in times.items() for rank, share in shares.items()
+    }
 
 
 def tpots_s(texts: Sequence[ModelText]) -> list[float]:
@@ -453,16 +443,9 @@ def tried(given: PlanInput, plan: ParallelPlan) -> PlanOutcome:
     return PlanOutcome(plan, room, ended, first, tpot, backlog, at_rate, kept)
 
 
-class BestPlans(NamedTuple):
-    """The best of a search by each aim."""
-
-    latency: PlanOutcome
-    throughput: PlanOutcome
-    energy: PlanOutcome
-
-
-def best(found: Sequence[PlanOutcome]) -> BestPlans:
-    """Latency: alone, or the mean at the rate if there is one. Ties go to the plan with fewer GPUs in a replica."""
+def best(found: Sequence[PlanOutcome]) -> dict[str, PlanOutcome]:
+    """The best by each aim. Latency: alone, or the mean at the rate if there is one. Ties go to the plan with fewer
+    GPUs in a replica."""
 
     def latency_s(outcome: PlanOutcome) -> float:
         if outcome.at_rate is None:
@@ -472,14 +455,16 @@ def best(found: Sequence[PlanOutcome]) -> BestPlans:
     def least(aim: Callable[[PlanOutcome], float]) -> PlanOutcome:
         return min(found, key=lambda each: (aim(each), each.plan.pp * each.plan.tp))
 
-    return BestPlans(
-        least(latency_s), least(lambda each: -each.backlog.tokens_s), least(lambda each: each.backlog.joules_token)
-    )
+    return {
+        "latency": least(latency_s),
+        "throughput": least(lambda each: -each.backlog.tokens_s),
+        "energy": least(lambda each: each.backlog.joules_token),
+    }
 
 
 def search_advice(given: PlanInput, found: Sequence[PlanOutcome]) -> str:
     """Which plan to take, and why."""
-    quick, wide, _ = best(found)
+    quick, wide, _ = best(found).values()
     if quick.plan == wide.plan:
         said = f"Take {quick.plan.name}: it has the least latency and the most throughput of {len(found)}"
     else:
@@ -581,7 +566,7 @@ def search_command(given: PlanInput, rate: float | None, price: float | None, wa
     given, notes = replace(given, rate=rate), assumed_prices([given.device] if price is None else [])
     price = given.device.price_per_hour if price is None else price
     found = search(given, watch)
-    top, each_million = best(found)._asdict(), per_million(given.gpus, 1.0)
+    top, each_million = best(found), per_million(given.gpus, 1.0)
     hours = {each.plan: each_million / each.backlog.tokens_s for each in found}
     kept = pareto(found, lambda each: hours[each.plan], lambda each: each.alone_s)
     value = inputs_of(given, "gpus", "efficiency", "rate") | {
@@ -626,7 +611,7 @@ def _outcome_json(each: PlanOutcome) -> dict[str, Any]:
         **each.backlog.value,
     }  # fmt: skip
     if each.at_rate is not None and each.kept is not None:
-        found |= each.at_rate.quantiles(p50=0.5, p95=0.95) | each.kept.value
+        found |= quantiles(each.at_rate.texts, p50=0.5, p95=0.95) | each.kept.value
     return found
 
 
@@ -640,8 +625,8 @@ COLUMNS: Mapping[str, Callable[[PlanOutcome], str]] = {
     "mbu": lambda each: f"{each.backlog.mbu:.2f}",
 }
 AT_RATE_COLUMNS: Mapping[str, Callable[[PlanOutcome], str]] = {
-    "p95 first": lambda each: seconds(quantile(each.at_rate.ttfts_s, 0.95)) if each.at_rate else "-",
-    "p95 token": lambda each: seconds(quantile(each.at_rate.tpots_s, 0.95)) if each.at_rate else "-",
+    "p95 first": lambda each: seconds(quantiles(each.at_rate.texts, p95=0.95)["ttft_p95_s"]) if each.at_rate else "-",
+    "p95 token": lambda each: seconds(quantiles(each.at_rate.texts, p95=0.95)["tpot_p95_s"]) if each.at_rate else "-",
     "kept": lambda each: f"{100 * each.kept.both:.0f} %" if each.kept else "-",
 }
 USUAL_BATCH = 64

@@ -14,19 +14,9 @@ from planner.answers import PlanAnswer, PlanTable, inputs_of, seconds, three
 from planner.facts.catalogue import ModelShape, PlanError
 from planner.load import MAX_GPUS, LatencySlo, PlanInput
 from planner.options import BITS, EFFICIENCY, GPU, LENGTHS, MODEL, SLO, max_batch, plan_command
-from planner.search import (
-    ParallelPlan,
-    ReplicaModel,
-    ServedLoad,
-    attainment,
-    is_valid,
-    quantile,
-    requests,
-    serve,
-    tpots_s,
-)
+from planner.search import ParallelPlan, ReplicaModel, ServedLoad, attainment, is_valid, quantiles, requests, serve
 from planner.simulator.engine import ModelText
-from planner.trace import Malformed, Trace, TraceRow, cut, is_records, records_in, rows_of
+from planner.trace import Trace, TraceRow, cut
 
 BUCKETS = 24
 """Rows of a timeline, at most."""
@@ -80,10 +70,8 @@ def timeline(texts: Sequence[ModelText], slo: LatencySlo, buckets: int = BUCKETS
 
 
 def _row(begin_s: float, texts: Sequence[ModelText], slo: LatencySlo) -> TimelineRow:
-    ttft, tpot = sorted(text.ttft_s for text in texts), tpots_s(texts)
-    kept = attainment(texts, slo).both
-    tokens = sum(text.generated for text in texts)
-    return TimelineRow(begin_s, len(texts), tokens, kept, quantile(ttft, 0.9), quantile(tpot, 0.9) if tpot else 0.0)
+    tokens, kept = sum(text.generated for text in texts), attainment(texts, slo).both
+    return TimelineRow(begin_s, len(texts), tokens, kept, *quantiles(texts, p90=0.9).values())
 
 
 def timeline_advice(rows: Sequence[TimelineRow], kept: float, slo: LatencySlo) -> str:
@@ -147,7 +135,7 @@ def simulate_command(
         "seconds": found.seconds,
         **found.value,
         **kept.value,
-        **found.quantiles(p50=0.5, p90=0.9),
+        **quantiles(texts, p50=0.5, p90=0.9),
         "timeline": [asdict(row) for row in rows],
     }
     note = (
@@ -162,19 +150,14 @@ def _texts(path: Path | None, scale: float, rate: float, count: int, given: Plan
     """The requests, and how many of the trace are left out because they had no answer. Raises PlanError."""
     if path is None:
         return requests(given.lengths, count, rate), 0
+    trace = Trace(path)
     try:
-        if is_records(path):
-            rows, failed = rows_of(records_in(path).requests)
-            return texts_of(cut(rows, scale=scale), given.model), failed
-        trace = Trace(path)
         return texts_of(cut(trace, scale=scale), given.model), trace.failed
     except OSError as error:
         raise PlanError(
             f"--trace {path}: {(error.strerror or str(error)).lower()}",
             "give a CSV or .jsonl that is there, or leave --trace out and give --rate and --count",
         ) from None
-    except Malformed as error:
-        raise PlanError(str(error)) from None
 
 
 COLUMNS: Mapping[str, Callable[[TimelineRow], str]] = {

@@ -51,14 +51,14 @@ class ApexLine(msgspec.Struct, frozen=True):
     GeneratedTokens: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Malformed(ValueError):
+class Malformed(PlanError):
     """A row that cannot be read, with its number and what is wrong."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """A file as an iterable of requests; `failed` counts the rows that were left out on the way. Its name ends in
-    .jsonl if it has JSON lines."""
+    """A file, or records in a folder or file, as an iterable of requests; `failed` counts the rows that were left out
+    on the way. The name of a file ends in .jsonl if it has JSON lines."""
 
     path: Path
     plain: bool = False
@@ -66,7 +66,11 @@ class Trace:
     failed: int = 0
 
     def __iter__(self) -> Iterator[TraceRow]:
-        """Rows in the order of the file. Raises Malformed, OSError."""
+        """Rows in the order of the file; of records, by their arrival. Raises Malformed, OSError, PlanError."""
+        if is_records(self.path):
+            rows, self.failed = rows_of(records_in(self.path).requests)
+            yield from rows
+            return
         try:
             for request in self._lines() if self.path.suffix == ".jsonl" else self._rows():
                 if request.answer > 0:
@@ -200,17 +204,15 @@ def workload(name: str) -> Workload:
     found, path = workloads().get(name.lower()), Path(name)
     if found is not None:
         return found
-    if path.exists() and is_records(path):
-        rows, _ = rows_of(records_in(path).requests)
-        return Workload(path.name, f"the records {path}", mix_of(((row.prompt, row.answer) for row in rows), name))
-    if path.is_file():
+    if path.exists():
         try:
+            kind = "records" if is_records(path) else "file"
             mix = mix_of(((row.prompt, row.answer) for row in Trace(path, plain=True)), f"{path}")
         except Malformed as error:
             raise PlanError(f"--workload {error}") from None
         except OSError as error:
             raise PlanError(f"--workload {path}: {error.strerror or error}") from None
-        return Workload(path.name, f"the file {path}", mix)
+        return Workload(path.name, f"the {kind} {path}", mix)
     if path.suffix or "/" in name:
         raise PlanError(f"--workload {name}: there is no such file")
     raise UnknownName(f"no workload {name!r} is known: {nearest(name, workloads())}, or give a file of lengths")

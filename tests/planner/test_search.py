@@ -45,10 +45,10 @@ def test_70b_on_eight_h200_and_8b_on_one_l4_take_less_than_a_minute_of_cpu() -> 
 
 def test_more_gpus_in_a_replica_answer_one_request_faster_and_many_slower() -> None:
     top = best(eight())
-    assert top.latency.plan == ParallelPlan(tp=8)
-    assert top.throughput.plan == ParallelPlan(dp=4, tp=2)
-    assert top.energy.backlog.joules_token <= top.throughput.backlog.joules_token
-    assert top.latency.backlog.tokens_s < top.throughput.backlog.tokens_s
+    assert top["latency"].plan == ParallelPlan(tp=8)
+    assert top["throughput"].plan == ParallelPlan(dp=4, tp=2)
+    assert top["energy"].backlog.joules_token <= top["throughput"].backlog.joules_token
+    assert top["latency"].backlog.tokens_s < top["throughput"].backlog.tokens_s
 
 
 def test_at_a_rate_the_latencies_are_those_of_the_rate() -> None:
