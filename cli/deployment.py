@@ -28,7 +28,7 @@ from cli.output import Problem, ProgressLine
 from cli.supervisor import Program, signal_name
 from offline.settings import OfflineSettings
 from penstock import bundle, process
-from penstock.config import ENGINES, ENV_PREFIX, Config, ConfigError, build, expanded, load, nearest
+from penstock.config import ENV_PREFIX, Config, ConfigError, build, expanded, load, nearest
 from penstock.content import ContentSettings, rules_of
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.file_store import BatchSettings, FilesSettings
@@ -51,47 +51,37 @@ from workers.settings import WorkerSettings
 
 T = TypeVar("T")
 
-KINDS: dict[str, type[msgspec.Struct]] = {
-    "up": UpSettings,
-    "api": ApiSettings,
-    "redis": RedisSettings,
-    "files": FilesSettings,
-    "batch": BatchSettings,
-    "offline": OfflineSettings,
-    "worker": WorkerSettings,
-    "scheduler": SchedulerSettings,
-    "kubernetes": KubernetesSettings,
-    "telemetry": TelemetrySettings,
-    "records": RecordSettings,
-    **sections(),
-    "models": ModelSettings,
-    "aliases": AliasSettings,
-    "keys": KeySettings,
-    "oidc": OidcSettings,
-    "webhooks": WebhookSettings,
-    "events": EventSettings,
-    "quotas": QuotaSettings,
-    "tenants": TenantSettings,
-    "content": ContentSettings,
-    "moderation": ModerationSettings,
-    "media": MediaSettings,
+ROLES = ("api", "worker", "scheduler", "offline")
+TAKE = ("api", "offline")
+"""Roles that take requests, or run those of batches and brokers."""
+RUN = (*TAKE, "worker")
+READ_BY: dict[str, tuple[type[msgspec.Struct], tuple[str, ...]]] = {
+    "up": (UpSettings, ROLES),
+    "api": (ApiSettings, TAKE),
+    "redis": (RedisSettings, ROLES),
+    "files": (FilesSettings, TAKE),
+    "batch": (BatchSettings, TAKE),
+    "offline": (OfflineSettings, ("offline",)),
+    "worker": (WorkerSettings, ("worker",)),
+    "scheduler": (SchedulerSettings, ("scheduler",)),
+    "kubernetes": (KubernetesSettings, ("scheduler",)),
+    "telemetry": (TelemetrySettings, ROLES),
+    "records": (RecordSettings, ROLES),
+    **{engine: (kind, ("worker",)) for engine, kind in sections().items()},
+    "models": (ModelSettings, ROLES),
+    "aliases": (AliasSettings, TAKE),
+    "keys": (KeySettings, ("api",)),
+    "oidc": (OidcSettings, ("api",)),
+    "webhooks": (WebhookSettings, TAKE),
+    "events": (EventSettings, TAKE),
+    "quotas": (QuotaSettings, TAKE),
+    "tenants": (TenantSettings, RUN),
+    "content": (ContentSettings, RUN),
+    "moderation": (ModerationSettings, ("api",)),
+    "media": (MediaSettings, TAKE),
 }
-"""Every section of a deployment and the struct that validates it."""
-
-SHARED = ("up", "redis", "telemetry", "records", "models")
-READ_BY = {
-    "api": (
-        *(*SHARED, "api", "files", "batch", "keys", "oidc", "webhooks", "events", "quotas", "tenants", "content"),
-        *("moderation", "aliases", "media"),
-    ),
-    "worker": (*SHARED, "worker", *ENGINES, "tenants", "content"),
-    "scheduler": (*SHARED, "scheduler", "kubernetes"),
-    "offline": (
-        *(*SHARED, "api", "files", "batch", "offline", "webhooks", "events", "quotas", "tenants", "content", "aliases"),
-        "media",
-    ),
-}
-"""By role, the sections that its processes read, and so get."""
+"""Every section of a deployment: the struct that validates it, and the roles whose processes read it, and so get it."""
+KINDS = {section: kind for section, (kind, _) in READ_BY.items()}
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MODEL_FILES = {"llamacpp": "path", "trtllm": "model"}
@@ -183,8 +173,8 @@ class Deployment:
         """Write the settings, and beside them those of each role. `config`: None writes them as they are."""
         config = config or self.config
         config.save(home.settings)
-        for role, read in READ_BY.items():
-            config.only(read).save(home.settings_of(role))
+        for role in ROLES:
+            config.only([name for name, (_, roles) in READ_BY.items() if role in roles]).save(home.settings_of(role))
 
     @property
     def key_variables(self) -> set[str]:
