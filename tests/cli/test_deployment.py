@@ -16,9 +16,19 @@ from docker_files import SECTIONS
 from http_serving import QuietHandler, serving_http
 
 from cli import deployment as engines
-from cli.deployment import READ_BY, Deployment, is_free, listening, load_deployment, next_free, own_name, with_upstream
+from cli.deployment import (
+    READ_BY,
+    ROLES,
+    Deployment,
+    is_free,
+    listening,
+    load_deployment,
+    next_free,
+    own_name,
+    with_upstream,
+)
 from cli.embedded import Embedded
-from cli.instance import DataDir
+from cli.instance import DataDir, UpSettings
 from cli.options import own_command
 from cli.output import Exit, Problem, error_block
 from penstock import process
@@ -134,9 +144,10 @@ def test_command_lines_of_the_roles(tmp_path: Path) -> None:
 
 def test_each_process_gets_the_settings_that_it_reads(tmp_path: Path) -> None:
     """And those alone: a worker has neither the hashes of keys nor the secrets of webhooks."""
-    assert set(READ_BY) == set(SECTIONS)
+    assert set(ROLES) == set(SECTIONS)
     for role, kinds in SECTIONS.items():
-        assert set(READ_BY[role]) == {"up", *kinds}, role
+        read = {name: kind for name, (kind, roles) in READ_BY.items() if role in roles}
+        assert read == {"up": UpSettings, **kinds}, role
     secret = "whsec_" + "a" * 32
     deployment = loaded(
         tmp_path,
@@ -154,7 +165,7 @@ def test_each_process_gets_the_settings_that_it_reads(tmp_path: Path) -> None:
     with home.lock():
         home.prepare()
         deployment.save(home, redis_url="redis://:pw@127.0.0.1:9/0", port=4321, weights=None)
-        for role in READ_BY:
+        for role in ROLES:
             path = home.settings_of(role)
             text = path.read_text()
             assert ("b" * 64 in text, secret in text) == (role == "api", role in ("api", "offline")), role
