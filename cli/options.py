@@ -4,7 +4,6 @@ that messages suggest, with the flags of the one that runs."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import shlex
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -106,26 +105,19 @@ class Where:
         return DataDir(self.config().section("up", UpSettings).data_dir)
 
 
-def where_options(*, url: bool, redis: bool = True) -> Callable[[F], F]:
-    """Add the flags that select a deployment; the command gets them as one argument, `where`."""
+def warn_of_password(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Called with --redis-url. Warns about a password in it, which every user of the machine can read."""
+    if value and PASSWORD.match(value):
+        note("every user of this machine can read the password in --redis-url: set PENSTOCK_REDIS_URL instead")
+    return value
 
-    def decorate(command: F) -> F:
-        @functools.wraps(command)
-        def call(data_dir: Path | None, *args: Any, **kwargs: Any) -> Any:
-            where = Where(data_dir, kwargs.pop("redis_url", None), kwargs.pop("url", None))
-            return command(*args, where=where, **kwargs)
 
-        text = "Folder of the instance [.penstock]."
-        options = [click.option("--data-dir", type=click.Path(path_type=Path), help=text)]
-        if redis:
-            options.append(redis_url_option("Find the instance through its Redis instead."))
-        if url:
-            options.append(click.option("--url", envvar="PENSTOCK_URL", help="Address of the API."))
-        for option in reversed(options):
-            call = option(call)
-        return cast(F, call)
-
-    return decorate
+DATA_DIR = click.Option(["--data-dir"], type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
+REDIS_URL = click.Option(
+    ["--redis-url"], callback=warn_of_password, help="Find the instance through its Redis instead."
+)
+URL = click.Option(["--url"], envvar="PENSTOCK_URL", help="Address of the API.")
+JSON = click.Option(["--json", "as_json"], is_flag=True, help=JSON_HELP)
 
 
 def command(
@@ -138,25 +130,24 @@ def command(
     def decorate(function: F) -> click.Command:
         wanted = function.__annotations__
 
-        def call(where: Where | None = None, as_json: bool = False, **arguments: Any) -> Any:
+        def call(as_json: bool = False, **arguments: Any) -> Any:
+            where = Where(*(arguments.pop(option.name, None) for option in (DATA_DIR, REDIS_URL, URL)))
             more: dict[str, Any] = {"where": where, "as_json": as_json}
             with contextlib.ExitStack() as stack:
                 if "client" in wanted:
                     from cli.client import Client, whole_ids  # noqa: PLC0415 - imports an HTTP client
 
-                    more["client"] = stack.enter_context(Client.find(cast(Where, where)))
+                    more["client"] = stack.enter_context(Client.find(where))
                     arguments |= whole_ids(more["client"], arguments)
                 found = function(**arguments, **{name: value for name, value in more.items() if name in wanted})
                 return found.print(as_json=as_json) if isinstance(found, CommandResult) else found
 
-        kind: Any = call
-        if "as_json" in wanted or wanted["return"] == "CommandResult":
-            kind = json_option(kind)
-        if "where" in wanted or "client" in wanted:
-            kind = where_options(url="client" in wanted, redis=redis)(kind)
-        made = click.command(name, cls=Command, help=function.__doc__)(kind)
+        made = click.command(name, cls=Command, help=function.__doc__)(call)
+        finds, shows = {"where", "client"} & {*wanted}, "as_json" in wanted or wanted["return"] == "CommandResult"
+        flags = {DATA_DIR: finds, REDIS_URL: finds and redis, URL: "client" in wanted, JSON: shows}
         ids = [click.Argument([each]) for each in wanted if each in IDS]
-        made.params[:0] = [*ids, *reversed(getattr(function, "__click_params__", [])), *options]
+        own = reversed(getattr(function, "__click_params__", []))
+        made.params[:0] = [*ids, *own, *options, *(flag for flag, is_taken in flags.items() if is_taken)]
         if group is not None:
             group.add_command(made)
         return made
@@ -168,22 +159,6 @@ def config_option(command: F) -> F:
     """Add --config, as the argument `config`."""
     text = "Settings file [penstock.toml in this folder]."
     return click.option("--config", type=click.Path(path_type=Path), help=text)(command)
-
-
-def redis_url_option(text: str) -> Callable[[F], F]:
-    """Add --redis-url. It warns about a password in it, which every user of the machine can read."""
-    return click.option("--redis-url", callback=_warn_of_password, help=text)
-
-
-def _warn_of_password(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value and PASSWORD.match(value):
-        note("every user of this machine can read the password in --redis-url: set PENSTOCK_REDIS_URL instead")
-    return value
-
-
-def json_option(command: F) -> F:
-    """Add --json, as the argument `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help=JSON_HELP)(command)
 
 
 def moment(text: str, now: float) -> float:

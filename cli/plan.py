@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from cli.app import Group
-from cli.options import Command, Where, json_option, moment
+from cli.options import JSON, Command, Where, moment
 from cli.output import Exit, Problem, ProgressLine, emit, fitted, note, print_json, print_table
 from planner.answers import PlanAnswer
 from planner.facts.catalogue import PlanError
@@ -96,8 +96,8 @@ def _command(plan: PlanCommand) -> click.Command:
             return Exit.INTERRUPTED
         return answer.exit_code
 
-    command = click.command(plan.name, cls=Command, help=plan.function.__doc__)(json_option(call))
-    command.params[:0] = plan.options
+    command = click.command(plan.name, cls=Command, help=plan.function.__doc__)(call)
+    command.params[:0] = [*plan.options, JSON]
     return command
 
 

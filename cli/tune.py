@@ -26,7 +26,7 @@ from bench.energy import EnergyMeter, used
 from bench.load.prompts import PromptSource
 from bench.load.target import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
 from cli.client import KEY, Client
-from cli.options import Period, Where, where_options
+from cli.options import DATA_DIR, REDIS_URL, Period, Where
 from cli.output import Exit, Problem, ProgressLine, note
 from penstock.text import counted, percent
 from planner import tuning
@@ -34,7 +34,7 @@ from planner.answers import PlanAnswer, PlanTable, seconds, three
 from planner.facts.catalogue import PlanError
 from planner.goodput import highest_rate
 from planner.load import LatencySlo, RequestLengths
-from planner.options import LENGTHS, SLO, WORKLOAD, device_named, model_named, plan_command
+from planner.options import LENGTHS, SLO, WORKLOAD, OptionGroup, device_named, model_named, plan_command
 from planner.search import Attainment
 from planner.trace import Workload
 from telemetry.gpu import GpuReadings
@@ -47,6 +47,8 @@ MAX_OPEN = 1024
 MAX_FAILED = 0.1
 """Share of failed requests from which a measurement counts for nothing."""
 
+URL = click.Option(["--url"], help="Base URL of another server, such as http://127.0.0.1:8080/v1.")
+SERVER = OptionGroup("where", [DATA_DIR, REDIS_URL, URL], Where)
 NO_METER = EnergyMeter(dict, "")
 
 T = TypeVar("T")
@@ -190,9 +192,7 @@ class SearchEnded(Exception):
     """Raised to end a search before its end, with the reason in words."""
 
 
-@plan_command("goodput", LENGTHS, SLO)
-@where_options(url=False)
-@click.option("--url", help="Base URL of another server, such as http://127.0.0.1:8080/v1.")
+@plan_command("goodput", SERVER, LENGTHS, SLO)
 @click.option("--model", help="Model to ask for [the first that the server names].")
 @click.option("--requests", type=int, default=100, show_default=True, help="Requests of a rate.")
 @click.option("--budget", type=Period(needs_unit=True), default="15m", show_default=True, help="Time for all of it.")
@@ -281,9 +281,7 @@ class MeasuredSweep:
     interrupted: bool = False
 
 
-@plan_command("frontier", WORKLOAD)
-@where_options(url=False)
-@click.option("--url", help="Base URL of another server, such as http://127.0.0.1:8080/v1.")
+@plan_command("frontier", SERVER, WORKLOAD)
 @click.option("--model", help="Model to ask for [the first that the server names].")
 @click.option("--requests", type=int, default=500, show_default=True, help="Requests of a concurrency, at most.")
 @click.option("--max", "most", type=int, default=MAX_CLIENTS, show_default=True, help="Highest concurrency.")

@@ -39,7 +39,7 @@ from cli.deployment import (
 )
 from cli.embedded import machine_memory, start_embedded
 from cli.instance import WILDCARDS, DataDir, Instance, UpSettings, problem_of, url_of
-from cli.options import Command, completed, config_option, own_command, redis_url_option, short_path
+from cli.options import Command, completed, config_option, own_command, short_path, warn_of_password
 from cli.output import ERROR_INDENT, Exit, Problem, ProgressLine, error_block, note, write_or_drop
 from cli.registry import connected, place, unreachable
 from cli.supervisor import Child, LeaseRelease, PoolSupervisor, Supervisor, follow
@@ -412,7 +412,7 @@ log = logging.getLogger(__name__)
 @click.option("--host", help="Address to listen on [127.0.0.1]; any other needs an API key in the settings.")
 @click.option("--port", type=int, help="Port of the API [8000]; 0: any free one.")
 @click.option("--data-dir", help="Queue, weights, logs and state [.penstock].")
-@redis_url_option("A Redis or Valkey you already have, instead of the embedded one.")
+@click.option("--redis-url", callback=warn_of_password, help="A Redis or Valkey of yours, not the embedded one.")
 @click.option("--engine", help=f"Engine of the model: {', '.join(ENGINES)}, or a plug-in [llamacpp].")
 @click.option("--model", help="Name of the model served.")
 @click.option("--upstream", help="Serve this OpenAI-compatible server, e.g. http://127.0.0.1:8080/v1.")
