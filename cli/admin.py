@@ -1,15 +1,18 @@
 """Commands for operators: `penstock dlq` (dead letters), `penstock webhooks` (messages and their delivery attempts),
 `penstock tenants` (usage and limits in the store and on the disk), `penstock audit` (what admins did), `penstock
-console`, and `penstock scale` (how many workers each model has and should have, why, and manual overrides)."""
+console`, `penstock keys` (the API keys of a server: those of its settings, and those that it keeps), `penstock usage`
+(what tenants have used, by day (UTC), key and model), and `penstock scale` (how many workers each model has and should
+have, why, and manual overrides)."""
 
 from __future__ import annotations
 
+import csv
 import os
 import socket
 import sys
 import time
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -29,7 +32,9 @@ from cli.output import (
     list_result,
     note,
     print_rows,
+    print_table,
     rfc3339,
+    styled,
     timed,
 )
 
@@ -231,6 +236,190 @@ def console(client: Client, no_browser: bool) -> CommandResult:
             note(f"on your own machine, first: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}")
 
     return CommandResult({"url": url, "expires_at": link["expires_at"]}, show)
+
+
+KEY_COLUMNS = ("name", "tenant", "label", "state", "highest_lane", "admin", "last_used_at", "expires_at")
+
+
+def _limits(words: Sequence[str]) -> dict[str, float | str]:
+    """Limits by name, of words such as queued=5; the word none stands for no limit. The server checks them."""
+    given = [word.partition("=") for word in words if word != "none"]
+    return {name: float(text) if "." in text else int(text) if text.isdigit() else text for name, _, text in given}
+
+
+@click.group(cls=Group)
+def keys() -> None:
+    """List, create, change, rotate and revoke API keys.
+
+    \b
+    Examples:
+      penstock keys create research --label "batch scripts" --lane batch
+      penstock keys ls
+      penstock keys revoke key_4f1c
+    """
+
+
+RIGHTS = (
+    click.Option(["--label"], help="What it is for."),
+    click.Option(["--lane"], help="The highest lane that it may use.", metavar="LANE"),
+    click.Option(["--model", "models"], multiple=True, help="A model that it may use (repeatable); none: all."),
+    click.Option(
+        ["--endpoint", "endpoints"], multiple=True, help="What it may call, e.g. chat (repeatable); none: all."
+    ),
+    click.Option(
+        ["--limit", "limits"],
+        multiple=True,
+        metavar="NAME=NUMBER",
+        help="How much it may use, e.g. tokens_per_minute=20000 (repeatable); these replace all earlier ones.",
+    ),
+    click.Option(["--expires"], type=Period(), help="After this time, such as 30d, it is void."),
+    click.Option(["--admin/--no-admin"], default=None, help="Whether it may administer the queue."),
+)
+"""Options of `create` and `update`."""
+
+
+def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a request, by the options of a command."""
+    named = {"lane": "highest_lane", "expires": "expires_in_s"}
+    asked = {named.get(name, name): value for name, value in given.items()}
+    if limits := asked.pop("limits"):
+        asked["limits"] = _limits(limits)
+    whole = {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
+    return {name: value for name, value in whole.items() if value not in (None, [])}
+
+
+@command("ls", keys)
+def list_keys(client: Client) -> CommandResult:
+    """List all keys: those of the settings, then the created ones, the oldest first.
+
+    \b
+    Examples:
+      penstock keys ls
+      penstock keys ls --json
+    """
+    found = client.get("/admin/keys")["data"]
+    return list_result(found, KEY_COLUMNS, "no keys: anyone on this machine is served")
+
+
+@command("show", keys)
+def show_key(client: Client, key_id: str) -> CommandResult:
+    """Show a created key.
+
+    \b
+    Examples:
+      penstock keys show key_4f1c
+    """
+    return fields_result(client.get(f"/admin/keys/{key_id}"))
+
+
+@command("create", keys, options=RIGHTS)
+@click.argument("tenant")
+def create_key(client: Client, tenant: str, **given: Any) -> CommandResult:
+    """Create a key for TENANT. The key goes to stdout; it is shown only now.
+
+    \b
+    Examples:
+      penstock keys create research
+      penstock keys create web --model smollm2 --expires 90d --json
+    """
+    return _shown_once(client.post("/admin/keys", {"tenant": tenant, **_asked(given)}))
+
+
+@command("update", keys, options=RIGHTS)
+def update_key(client: Client, key_id: str, **given: Any) -> CommandResult:
+    """Change what a created key may do; what is not named stays.
+
+    \b
+    Examples:
+      penstock keys update key_4f1c --lane batch
+    """
+    return fields_result(client.post(f"/admin/keys/{key_id}", _asked(given)))
+
+
+@command("rotate", keys)
+def rotate_key(client: Client, key_id: str) -> CommandResult:
+    """Replace the secret of a created key: the new one goes to stdout, the old one is void.
+
+    \b
+    Examples:
+      penstock keys rotate key_4f1c
+    """
+    return _shown_once(client.post(f"/admin/keys/{key_id}/rotate", {}))
+
+
+@command("revoke", keys)
+def revoke_key(client: Client, key_id: str) -> CommandResult:
+    """Revoke a created key for good; its open answers end within seconds.
+
+    \b
+    Examples:
+      penstock keys revoke key_4f1c
+    """
+    return line_result(client.delete(f"/admin/keys/{key_id}"), "{id} revoked")
+
+
+def _shown_once(key: Mapping[str, Any]) -> CommandResult:
+    def show() -> None:
+        emit(f"{key['key']}\n")
+        note(f"{key['id']} of tenant {key['tenant']}; nobody can see the key again")
+
+    return CommandResult(timed(key), show)
+
+
+BAR = 10
+"""Columns of the longest bar."""
+PLACES = {"cost": 4}
+
+
+@command("usage")
+@click.option("--from", "first", help="First day, in UTC, such as 2026-11-01 [29 days before the last].", metavar="DAY")
+@click.option("--to", "last", help="Last day, in UTC [today].", metavar="DAY")
+@click.option("--by", default="day", show_default=True, help="Columns that tell rows apart: day, tenant, key, model.")
+@click.option("--tenant", help="Of this tenant, with an admin key [your own].")
+@click.option("--all", "everyone", is_flag=True, help="Of all tenants, with an admin key.")
+@click.option("--csv", "as_csv", is_flag=True, help="A table for spreadsheets.")
+def usage(client: Client, everyone: bool, tenant: str | None, as_csv: bool, **query: str | None) -> CommandResult:
+    """Show how many requests and tokens your tenant has used. A request counts on the day of its end, in UTC.
+
+    \b
+    Examples:
+      penstock usage
+      penstock usage --by key,model --from 2026-11-01
+      penstock usage --all --by tenant,day --csv
+    """
+    asked: dict[str, Any] = {"from": query["first"], "to": query["last"], "by": query["by"], "tenant": tenant}
+    found = client.get("/admin/usage" if everyone or tenant else "/v1/usage", **asked)
+    rows, by = found["data"], found["by"]
+
+    def show() -> None:
+        if as_csv:
+            writer = csv.DictWriter(sys.stdout, (*by, *found["total"]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+        elif rows:
+            _print_usage(rows, by, found["total"])
+        else:
+            note(f"nothing was used from {found['from']} to {found['to']}")
+
+    return CommandResult(iter(rows), show)
+
+
+def _print_usage(rows: list[dict[str, Any]], by: list[str], total: dict[str, float]) -> None:
+    """Print a table: numbers end in line, and where there is colour, a bar shows each row's tokens."""
+    shown = [*rows, {by[0]: "total", **total}] if len(rows) > 1 else rows
+    header, columns = [each.upper() for each in by], []
+    for name in total:
+        column = [name.removesuffix("_tokens").upper(), *(f"{row[name]:,.{PLACES.get(name, 0)}f}" for row in shown)]
+        title, *numbers = [each.rjust(max(map(len, column))) for each in column]
+        header.append(title)
+        columns.append(numbers)
+    if styled(sys.stdout, os.environ):
+        most = max(1, *(row["total_tokens"] for row in rows))
+        columns.append(["▇" * -(-BAR * row["total_tokens"] // most) for row in rows] + [""] * (len(shown) - len(rows)))
+        header.append("TOKENS")
+    print_table(
+        header, [[*(row.get(name) or "-" for name in by), *cells] for row, *cells in zip(shown, *columns, strict=True)]
+    )
 
 
 COLUMNS = ("model", "shape", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")

@@ -646,8 +646,8 @@ def test_a_list_that_is_cut_off_completes_nothing(
 
 def test_every_argument_that_is_an_id_has_a_list() -> None:
     """An argument of another name would not be completed."""
-    from cli import admin, batch, jobs, keys  # noqa: PLC0415
+    from cli import admin, batch, jobs  # noqa: PLC0415
 
-    groups = (jobs.jobs, batch.batch, admin.dlq, admin.webhooks, keys.keys)
+    groups = (jobs.jobs, batch.batch, admin.dlq, admin.webhooks, admin.keys)
     arguments = {param.name for group in groups for each in group.commands.values() for param in each.params}
     assert {name for name in arguments if name and name.endswith("_id") and name != "as_json"} == set(LISTINGS)
