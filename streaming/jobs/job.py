@@ -571,8 +571,8 @@ def _of_tools(job: Job, can: Capabilities) -> Iterator[Refusal]:
         remedy = "offer a function whose parameters are that schema, and force its call with tool_choice"
         yield "response_format", f"{what}: {remedy}"
     if not tools.forced and not can.tools:
-        remedy = "set tool_choice to 'required' or name a function" if can.forced_tools else "leave tools out"
-        yield "tools", f"cannot let its model choose a tool: {remedy}"
+        force = ", or force a call with tool_choice" if can.forced_tools else ""
+        yield "tools", f"cannot let its model choose a tool: leave tools out{force}"
     if tools.forced and not can.forced_tools:
         remedy = "use 'auto'" if can.tools else "leave tools out"
         yield "tool_choice", f"cannot force a call of a tool: {remedy}"

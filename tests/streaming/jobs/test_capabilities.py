@@ -80,7 +80,7 @@ REFUSED: list[tuple[Job, dict[str, Any], str, str]] = [
     ),
     (job(TEXT, Sampling(logit_bias={5: 1.0})), {"logit_bias": False}, "logit_bias", ""),
     (job(CHAT, tools=AUTO), {"tools": False, "forced_tools": False}, "tools", "leave tools out"),
-    (job(CHAT, tools=AUTO), {"tools": False}, "tools", "set tool_choice to 'required' or name a function"),
+    (job(CHAT, tools=AUTO), {"tools": False}, "tools", "leave tools out, or force a call with tool_choice"),
     (job(CHAT, tools=FORCED), {"tools": False, "forced_tools": False}, "tool_choice", "leave tools out"),
     (job(CHAT, tools=FORCED), {"forced_tools": False}, "tool_choice", "use 'auto'"),
     (job(CALLED), {"tools": False}, "messages", "send the text of each call"),
