@@ -1,15 +1,23 @@
-// Vercel's AI SDK: text, tools and objects, by the Responses API, which its OpenAI provider speaks by default.
+// Vercel's AI SDK: text, tools and objects, by the Responses API, which its OpenAI provider speaks by default, or by what
+// a second argument says: `chats` or Anthropic's `messages`.
 
 import { createRequire } from 'node:module'
 const require = createRequire(`${process.env.NODE_PATH ?? '.'}/`)
-const { createOpenAI } = require('@ai-sdk/openai')
 const { generateText, stepCountIs, streamText, tool, Output } = require('ai')
 const { z } = require('zod')
 
 const baseURL = `${process.env.PENSTOCK_URL ?? 'http://127.0.0.1:8000'}/v1`
 const apiKey = process.env.PENSTOCK_API_KEY ?? 'none'
 const listed = await fetch(`${baseURL}/models`, { headers: { Authorization: `Bearer ${apiKey}` } })
-const model = createOpenAI({ baseURL, apiKey })((await listed.json()).data[0].id)
+const providers = {
+  responses: () => require('@ai-sdk/openai').createOpenAI({ baseURL, apiKey }),
+  messages: () => require('@ai-sdk/anthropic').createAnthropic({ baseURL, apiKey }),
+  chats() {
+    const { createOpenAICompatible } = require('@ai-sdk/openai-compatible')
+    return createOpenAICompatible({ name: 'penstock', baseURL, apiKey, supportsStructuredOutputs: true })
+  },
+}
+const model = providers[process.argv[3] ?? 'responses']()((await listed.json()).data[0].id)
 const River = z.object({ name: z.string(), long: z.boolean() })
 
 const cases = {

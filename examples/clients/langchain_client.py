@@ -1,18 +1,26 @@
-"""LangChain: `bind_tools` and `with_structured_output` of ChatOpenAI."""
+"""LangChain: `bind_tools` and `with_structured_output` of ChatOpenAI, or, with a second argument `messages`, of
+ChatAnthropic."""
 
 import json
 import os
 import sys
 
+import httpx2
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
-from openai import OpenAI
 from pydantic import BaseModel
 
 url = os.environ.get("PENSTOCK_URL", "http://127.0.0.1:8000")
 key = os.environ.get("PENSTOCK_API_KEY", "none")
-model = OpenAI(base_url=f"{url}/v1", api_key=key).models.list().data[0].id
+model = httpx2.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).json()["data"][0]["id"]
+if sys.argv[2:] == ["messages"]:
+    from langchain_anthropic import ChatAnthropic as Chat
+
+    base_url = url
+else:
+    from langchain_openai import ChatOpenAI as Chat
+
+    base_url = f"{url}/v1"
 
 
 class River(BaseModel):
@@ -27,7 +35,7 @@ def get_weather(city: str) -> str:
 
 
 def chat(max_tokens):
-    return ChatOpenAI(base_url=f"{url}/v1", api_key=key, model=model, max_tokens=max_tokens)
+    return Chat(base_url=base_url, api_key=key, model=model, max_tokens=max_tokens)
 
 
 def plain():

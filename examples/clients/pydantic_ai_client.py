@@ -1,20 +1,28 @@
-"""Pydantic AI: an agent with a tool, and structured answers, which are forced calls."""
+"""Pydantic AI: an agent with a tool, and structured answers, which are forced calls. Asks by chats, or, with a second
+argument `messages`, by Anthropic's messages."""
 
 import asyncio
 import json
 import os
 import sys
 
-from openai import OpenAI
+import httpx2
 from pydantic import BaseModel
 from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel
-from pydantic_ai.providers.openai import OpenAIProvider
 
 url = os.environ.get("PENSTOCK_URL", "http://127.0.0.1:8000")
 key = os.environ.get("PENSTOCK_API_KEY", "none")
-name = OpenAI(base_url=f"{url}/v1", api_key=key).models.list().data[0].id
-model = OpenAIChatModel(name, provider=OpenAIProvider(base_url=f"{url}/v1", api_key=key))
+name = httpx2.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).json()["data"][0]["id"]
+if sys.argv[2:] == ["messages"]:
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+
+    model = AnthropicModel(name, provider=AnthropicProvider(base_url=url, api_key=key))
+else:
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel(name, provider=OpenAIProvider(base_url=f"{url}/v1", api_key=key))
 
 
 class River(BaseModel):
