@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from fast_path import written_fast
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -18,7 +19,6 @@ from api.anthropic.answer import SPAN, START, MessageEvents, message_in_slices, 
 from api.anthropic.errors import error_object, own_headers
 from api.openai.errors import ApiError, invalid_request, queue_full, store_unavailable
 from api.openai.rendering import Facts, to_json
-from api.stream.reply import NumberedFlow
 from penstock.engine import ChatTurn, Failure, Sampling
 from penstock.loops import at_once
 from penstock.tools import REASONING, TEXT, Tool, Tools, opened
@@ -124,27 +124,6 @@ def test_every_cut_gives_the_rest_byte_for_byte(parts: list[str], resets: int, d
     assert rendered(resets * SPAN + cut) == rest
 
 
-class Wire:
-    written = b""
-
-    def carry(self, _: object) -> bool:
-        return False
-
-    @property
-    def transport(self) -> Wire:
-        return self
-
-    def is_closing(self) -> bool:
-        return False
-
-    def write(self, data: bytes) -> None:
-        self.written += data.partition(b"\r\n")[2][:-2]
-
-
-class Times:
-    def observe_equal(self, value: float, count: int) -> None: ...
-
-
 refusals = st.sets(st.integers(1, 8), max_size=3)
 
 
@@ -153,22 +132,9 @@ def test_the_fast_path_writes_the_same_bytes(parts: list[str], congested: int, r
     rows = rows_of(["first", *parts])
     for place in refused.intersection(range(1, len(rows))):
         rows[place] = replace(rows[place], extras={"delta": {"refusal": "No."}})
-    slow, fast, wire = MessageEvents(job()), MessageEvents(job()), Wire()
+    slow, fast = MessageEvents(job()), MessageEvents(job())
     expected = slow.deltas(rows) + slow.end(end())
-    wire.written = fast.delta(rows[0])
-    flow = NumberedFlow(Times(), fast)  # type: ignore[arg-type]
-    around = fast.plain
-    assert around is not None
-    flow.start(wire, *around, fast.delta)  # type: ignore[arg-type]
-    for place, row in enumerate(rows[1:]):
-        flow.paused = place == congested
-        if around is None:
-            wire.written += fast.delta(row)
-        elif not flow.write(row):
-            wire.written += flow.unwritten
-            around = fast.plain
-        flow.flush(1.0)
-    assert wire.written + fast.end(end()) == expected
+    assert written_fast(fast, b"", rows, congested, end()) == expected
 
 
 def test_only_plain_text_takes_the_fast_path() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from fast_path import written_fast
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -15,7 +16,6 @@ from msgspec.structs import replace
 from api.openai.errors import internal_error
 from api.openai.rendering import Facts
 from api.openai.responses.object import EventSequence, answer_turn, ended_response, items_of
-from api.stream.reply import NumberedFlow
 from penstock.engine import ChatTurn, Failure, Logprob, Sampling
 from penstock.loops import at_once
 from penstock.tools import Tool, Tools, opened
@@ -89,29 +89,6 @@ def test_every_cut_gives_the_rest_byte_for_byte(
     assert added == list(range(len(shown)))
 
 
-class Wire:
-    """A connection that keeps what is written, without the framing of chunks."""
-
-    def __init__(self) -> None:
-        self.written = b""
-        self.transport = self
-
-    def carry(self, _: object) -> bool:
-        return False
-
-    def is_closing(self) -> bool:
-        return False
-
-    def write(self, data: bytes) -> None:
-        size, _, rest = data.partition(b"\r\n")
-        assert len(rest) == int(size, 16) + 2 and rest.endswith(b"\r\n")
-        self.written += rest[:-2]
-
-
-class Times:
-    def observe_equal(self, value: float, count: int) -> None: ...
-
-
 refusals = st.sets(st.integers(1, 8), max_size=3)
 
 
@@ -123,21 +100,7 @@ def test_the_fast_path_writes_the_same_bytes(parts: list[str], congested: int, r
         rows[place] = replace(rows[place], extras={"delta": {"refusal": "No."}})
     slow, fast = EventSequence(facts()), EventSequence(facts())
     expected = slow.opening() + slow.deltas(rows) + slow.end(end())
-    wire: Any = Wire()
-    wire.written = fast.opening() + fast.delta(rows[0])
-    flow = NumberedFlow(Times(), fast)  # type: ignore[arg-type]
-    around = fast.plain
-    assert around is not None
-    flow.start(wire, *around, fast.delta)
-    for place, row in enumerate(rows[1:]):
-        flow.paused = place == congested
-        if around is None:
-            wire.written += fast.delta(row)
-        elif not flow.write(row):
-            wire.written += flow.unwritten
-            around = fast.plain
-        flow.flush(1.0)
-    assert wire.written + fast.end(end()) == expected
+    assert written_fast(fast, fast.opening(), rows, congested, end()) == expected
 
 
 @pytest.mark.parametrize(
