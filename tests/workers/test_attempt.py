@@ -57,6 +57,19 @@ def attempt_with(
     return attempt
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_each_text_goes_on_behind_its_own_prompt(echo: bool) -> None:
+    """Of two prompts with two texts each. An echo that was logged is no part of what the engine generated."""
+    prompts = ("one", "of two")
+    echoes = [prompts[place // 2] if echo else "" for place in range(4)]
+    history = [Delta(1, place + 1, f"{echoes[place]} {place}", (7,), index=place) for place in range(4)]
+    job = Job(id="0-job", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(prompts),
+              sampling=Sampling(n=2), echo=echo)  # fmt: skip
+    found = Attempt(a_claim(job, STREAM, attempt=2), History(history, (Section(1, EARLIER),))).requests()
+    asked = [(found[place].prompt, "".join(text for text, _, _ in found[place].past)) for place in range(4)]
+    assert asked == [("one", " 0"), ("one", " 1"), ("of two", " 2"), ("of two", " 3")]
+
+
 @pytest.mark.parametrize(
     ("stream", "reply_to", "given", "readers"),
     [
