@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.admin.overview import LiveOverview
 from api.admission import let_go
+from api.anthropic.errors import is_asked, own_headers
 from api.auth.answers import is_key_ended
 from api.auth.floods import FLOODED
 from api.auth.guard import RequestGuard, error_response
@@ -136,6 +137,7 @@ class Observed:
                 *state.get("cors", ()),
                 (b"x-request-id", request_id.encode()),
                 (b"openai-processing-ms", b"%.0f" % ((time.monotonic() - received) * 1000)),
+                *(own_headers(headers, request_id) if is_asked(scope["path"], state["headers"]) else ()),
             ]
 
         async def stamped(message: Message) -> None:

@@ -12,22 +12,20 @@ from typing import ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Send
 
-from api.admission import Admitted, admit, services_of
+from api.admission import Admitted, services_of
 from api.anthropic.answer import PING, SPAN, START, MessageEvents, job_of
-from api.anthropic.errors import REQUEST_ID, error_event, error_object, own_headers
+from api.anthropic.errors import error_event
 from api.chat import JobEndpoint
 from api.events import EventStream, HistoryChanged, authors, deltas_of, in_parts, patiently
 from api.jobs import job_headers, own_record, result_of
 from api.openai import errors
 from api.openai.errors import ApiError, from_failure, from_terminal, stream_reset
-from api.openai.rendering import to_json
-from api.openai.schemas import Kind
 from api.query import value_of, whole_number
 from api.responses import TokenCount
 from api.services import Services
-from api.stream.reply import STREAM_HEADERS, NumberedFlow, NumberedReply, Reply, WholeReply, stream_url
+from api.stream.reply import STREAM_HEADERS, NumberedFlow, NumberedReply, Reply, stream_url
 from streaming.errors import DecodeError, NewerMessage, UnknownJob
 from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.records import NEWER, JobRecord
@@ -51,10 +49,8 @@ async def retrieve(request: Request) -> ASGIApp:
         after = whole_number(seen, "Last-Event-ID", 0, 10**15 - 1)
     if not streams:
         errors.refuse_if(after is not None, "starting_after", "needs stream=true")
-        answer = await result_of(request, record)
-        answer.headers[REQUEST_ID] = request_id
-        return answer
-    headers = own_headers(STREAM_HEADERS | job_headers(record) | stream_url(record.job.id), request_id)
+        return await result_of(request, record)
+    headers = STREAM_HEADERS | job_headers(record) | stream_url(record.job.id)
     if request.method == "HEAD":  # its connection takes no other request until the answer is over
         return Response(headers=headers)
     if after is not None:
@@ -100,16 +96,7 @@ async def _events(services: Services, record: JobRecord, after: int, request_id:
 # --- replies ----------------------------------------------------------------------------------------------------------
 
 
-class MessageReply(Reply):
-    """What whole and streamed messages have in common: errors in their form."""
-
-    async def _send_error(self, send: Send, error: ApiError) -> None:
-        self._services.metrics.count_error(error.code)
-        body = to_json(error_object(error, self._request_id))
-        await self._send(send, error.status, body, own_headers(error.headers, self._request_id))
-
-
-class MessageStream(MessageReply, NumberedReply):
+class MessageStream(NumberedReply):
     """Streams a new message."""
 
     ping = PING
@@ -151,28 +138,16 @@ class MessageStream(MessageReply, NumberedReply):
         return error_event(error, self._request_id)
 
 
-class WholeMessage(MessageReply, WholeReply):
-    """Sends a new message once it has ended."""
-
-
-class MessageCount(MessageReply, TokenCount):
+class MessageCount(TokenCount):
     """Sends the number of a request's input tokens."""
 
     head: ClassVar[dict[str, str]] = {}
 
 
-async def _admit(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:
-    admitted = await admit(services, scope, receive, kind, waits=waits)
-    admitted.headers = own_headers(admitted.headers, scope["state"]["request_id"])
-    return admitted
-
-
 class Messages(JobEndpoint):
     """POST /v1/messages."""
 
-    admit = staticmethod(_admit)
     streamed: type[Reply] = MessageStream
-    whole: type[Reply] = WholeMessage
 
 
 class TokenCounts(Messages):

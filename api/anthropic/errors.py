@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from api.openai.errors import RATE_HEADERS, ApiError
-from api.openai.rendering import to_json
+from api.openai.rendering import error_body, to_json
 
 PATHS = "/v1/messages"
 SHARED_PATHS = "/v1/models"
@@ -35,6 +35,15 @@ def is_asked(path: str, headers: Mapping[bytes, bytes]) -> bool:
     return path.startswith(PATHS) or (VERSION_HEADER in headers and path.startswith(SHARED_PATHS))
 
 
+def body_of(error: ApiError, count: Callable[[str], object], scope: Mapping[str, Any]) -> bytes:
+    """The body of an error answer, which `count` counts, in the form of the API that the client speaks. `scope`: of the
+    request."""
+    body = error_body(error, count)
+    if is_asked(scope["path"], scope["state"]["headers"]):
+        return to_json(error_object(error, scope["state"]["request_id"]))
+    return body
+
+
 def error_object(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
     """The JSON body of an error, and the data of an error event: its type, and beside it what errors have here."""
     told = error.body["error"] | {"type": error_kind(error.status)}
@@ -51,15 +60,15 @@ def error_event(error: ApiError, request_id: str) -> bytes:
     return b"event: error\ndata: %b\n\n" % to_json(error_object(error, request_id))
 
 
-def own_headers(headers: Mapping[str, str], request_id: str) -> dict[str, str]:
-    """These headers of an answer, and those that this API has: the id of the request, and what is left of rates."""
-    found = {**headers, REQUEST_ID: request_id}
-    for name, own in RATES.items():
-        if name in headers:
-            found[own] = _moment(headers[name]) if own.endswith("reset") else headers[name]
+def own_headers(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> list[tuple[bytes, bytes]]:
+    """What answers have in this API beside these headers: the id of the request, and what is left of rates."""
+    found = [(REQUEST_ID.encode(), request_id.encode())]
+    for name, value in headers:
+        if own := RATES.get(name.decode("latin-1")):
+            found.append((own.encode(), _moment(value) if own.endswith("reset") else value))
     return found
 
 
-def _moment(seconds: str) -> str:
+def _moment(seconds: bytes) -> bytes:
     """The time in so many seconds, written as `1.5s`."""
-    return datetime.fromtimestamp(time.time() + float(seconds[:-1]), UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(time.time() + float(seconds[:-1]), UTC).isoformat(timespec="seconds").encode()

@@ -13,14 +13,13 @@ import time
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.anthropic import errors as anthropic
+from api.anthropic.errors import body_of
 from api.auth.console import TOKEN_HEADER
 from api.auth.floods import REFUSED, Floods
 from api.auth.hosts import Addresses, Senders
 from api.auth.keys import Caller, token_of
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import error_body, to_json
 from api.routes import TABLE, Access, RouteMatch, endpoint_of
 from api.services import Services
 from api.stream.connection_guard import invalid_http
@@ -52,11 +51,8 @@ def _check_single(scope: Scope) -> None:
 
 def error_response(services: Services, error: ApiError, scope: Scope) -> Response:
     """Return the JSON answer to a refused request, which counts as an error told to a client."""
-    request_id, headers = scope["state"]["request_id"], error.headers
-    body = error_body(error, services.metrics.count_error)
-    if anthropic.is_asked(scope["path"], scope["state"]["headers"]):
-        body, headers = to_json(anthropic.error_object(error, request_id)), anthropic.own_headers(headers, request_id)
-    return Response(body, error.status, headers, media_type="application/json")
+    body = body_of(error, services.metrics.count_error, scope)
+    return Response(body, error.status, error.headers, media_type="application/json")
 
 
 class RequestGuard:

@@ -23,10 +23,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import Admitted
 from api.anthropic.answer import MessageEvents
+from api.anthropic.errors import body_of
 from api.auth.answers import is_key_ended
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import ChunkRenderer, encode_json, error_body, error_event, on_one_line, to_json
+from api.openai.rendering import ChunkRenderer, encode_json, error_event, on_one_line, to_json
 from api.openai.responses.object import EventSequence
 from api.openai.results import answer_in_slices
 from api.services import Services
@@ -364,6 +365,7 @@ class Reply:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; if the client disconnects, apply its on_disconnect policy to the job."""
         self._request_id, self._received = scope["state"]["request_id"], scope["state"]["received"]
+        self._scope = scope
         try:
             with Watched(scope["state"]["connection"], self._buffer.hang_up):
                 await self._answer(send, scope["state"])
@@ -385,8 +387,8 @@ class Reply:
         raise AssertionError("a subclass implements this")
 
     async def _send_error(self, send: Send, error: ApiError) -> None:
-        """Send a complete error answer."""
-        body = error_body(error, self._services.metrics.count_error)
+        """Send a complete error answer, in the form of the API that its client speaks."""
+        body = body_of(error, self._services.metrics.count_error, self._scope)
         await self._send(send, error.status, body, error.headers)
 
     async def _send(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:

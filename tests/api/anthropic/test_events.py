@@ -249,7 +249,8 @@ def test_errors_have_their_types(error: ApiError, kind: str) -> None:
 
 def test_rates_are_told_by_their_names() -> None:
     now = datetime.now(UTC)
-    found = own_headers({"x-ratelimit-limit-requests": "9", "x-ratelimit-reset-requests": "1.5s"}, "req_1")
-    assert found["anthropic-ratelimit-requests-limit"] == "9" and found["request-id"] == "req_1"
-    until = datetime.fromisoformat(found["anthropic-ratelimit-requests-reset"])
+    rates = [(b"x-ratelimit-limit-requests", b"9"), (b"x-ratelimit-reset-requests", b"1.5s"), (b"x-job-id", b"j")]
+    found = dict(own_headers(rates, "req_1"))
+    assert found[b"anthropic-ratelimit-requests-limit"] == b"9" and found[b"request-id"] == b"req_1" and len(found) == 3
+    until = datetime.fromisoformat(found[b"anthropic-ratelimit-requests-reset"].decode())
     assert 0 <= (until - now).total_seconds() < 60 and until.utcoffset() == timedelta(0)

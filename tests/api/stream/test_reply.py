@@ -109,7 +109,8 @@ class Exchange:
     async def answer(self) -> None:
         state = {"request_id": "r", "received": 0.0, "server_send": self.client.send}
         state |= {"connection": self.client.connection, "head_of": lambda headers: headers}
-        await self.reply({"type": "http", "state": state}, cast(Receive, None), self.client.send)
+        scope = {"type": "http", "path": "/v1/chat/completions", "state": state | {"headers": {}}}
+        await self.reply(scope, cast(Receive, None), self.client.send)
 
     def bring(self, *texts: str, tokens: int = 1) -> None:
         """Further tokens, in one frame."""
