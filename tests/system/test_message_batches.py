@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from anthropic import Anthropic, BadRequestError, ConflictError, NotFoundError
 from batching import said
-from house import House, eventually, key_rows, module_house, serving
+from house import House, eventually, key_rows, module_house, restartable, serving
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 pytestmark = pytest.mark.slow
 ROWS = {"green": "batch_tokens = 40", "small": "quotas = { file_bytes = 6000 }"}
@@ -109,6 +112,8 @@ def test_a_batch_is_made_once(house: House) -> None:
     assert first["id"] == again["id"] and first["id"].startswith("msgbatch_")
     status, _, said = house.post("/v1/messages/batches", {"requests": [request("b")]}, red)
     assert (status, json.loads(said)["error"]["type"]) == (422, "invalid_request_error")
+    told = house.request("GET", f"/v1/messages/batches/{first['id']}", headers=red)[1]
+    assert told["request-id"] == told["x-request-id"]
     shown = json.loads(house.request("GET", f"/v1/batches/{first['id'][3:]}", headers=red)[2])
     assert shown["endpoint"] == "/v1/messages"
 
@@ -180,3 +185,71 @@ def test_a_batch_has_thousands_of_requests(house: House) -> None:
     batch = json.loads(answer)
     assert status == 200 and sum(batch["request_counts"].values()) == 5_000, answer[:300]
     house.post(f"/v1/messages/batches/{batch['id']}/cancel", {}, {"X-Api-Key": "red"})
+
+
+def result_kinds(client: Anthropic, batch_id: str) -> dict[str, str]:
+    return {each.custom_id: each.result.type for each in client.messages.batches.results(batch_id)}
+
+
+def test_a_batch_outlives_a_store_that_is_full_or_away(tmp_path: Path) -> None:
+    """In its middle. Meanwhile another one is refused as overloaded, and nothing of it stays."""
+    with restartable(tmp_path) as (house, restart), Redis.from_url(house.redis_url) as store:
+        house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+        house.start_all("workers", "offline")
+        with Anthropic(base_url=house.url, api_key="none", max_retries=0) as client:
+            asked = [request(f"r{number}", model="sim", max_tokens=200) for number in range(60)]
+            made = client.messages.batches.create(requests=asked)
+            eventually(lambda: client.messages.batches.retrieve(made.id).request_counts.succeeded >= 5)
+            store.config_set("maxmemory", int(store.info("memory")["used_memory"]))
+            refused = {"requests": asked[:1]}
+            eventually(lambda: house.post("/v1/messages/batches", refused)[0] == 503)
+            store.config_set("maxmemory", 0)
+            with contextlib.suppress(RedisConnectionError):
+                store.shutdown(nosave=True)
+            eventually(lambda: house.post("/v1/messages/batches", refused)[0] == 503)
+            status, _, body = house.post("/v1/messages/batches", refused)
+            assert (status, json.loads(body)["error"]["type"]) == (503, "overloaded_error")
+            restart()
+            eventually(lambda: client.messages.batches.retrieve(made.id).processing_status == "ended", Exception)
+            assert result_kinds(client, made.id) == {f"r{number}": "succeeded" for number in range(60)}
+            assert [each.id for each in client.messages.batches.list()] == [made.id]
+
+
+def test_content_rules_look_at_each_request(tmp_path: Path) -> None:
+    """And at each answer: only what breaks a rule is refused or redacted."""
+    word = said("hello", 4).split()[1]
+    rules = {"in": ("block", "input", "secret"), "out": ("redact", "output", word)}
+    (tmp_path / "penstock.toml").write_text("".join(
+        f'[content.{name}]\ndeny = ["{text}"]\naction = "{action}"\non = ["{where}"]\ndefault = true\n'
+        for name, (action, where, text) in rules.items()
+    ))  # fmt: skip
+    with serving(tmp_path, "workers", "offline") as house:
+        client = house.closes(Anthropic(base_url=house.url, api_key="none", max_retries=0))
+        asked = [request("a", model="sim"), request("b", "a secret", model="sim")]
+        made = client.messages.batches.create(requests=asked)
+        assert counts(ended(client, made.id)) == {"succeeded": 1, "errored": 1}
+        found = {each.custom_id: each.result for each in client.messages.batches.results(made.id)}
+        assert word not in found["a"].message.content[0].text.split()
+        assert (found["b"].error.error.type, found["b"].error.error.code) == (
+            "invalid_request_error",
+            "content_filter",
+        )
+
+
+def test_a_request_that_kills_workers_is_a_dead_letter_and_can_be_replayed(tmp_path: Path) -> None:
+    """Its result is an error; its replay is a message of its own."""
+    with serving(tmp_path, "offline") as house:
+        client = house.closes(Anthropic(base_url=house.url, api_key="none", max_retries=0))
+        asked = [request("a", "[[crash@4]]", model="sim", max_tokens=9), request("b", model="sim")]
+        made = client.messages.batches.create(requests=asked)
+        for number in (1, 2, 3):
+            house.start("workers", "--id", f"worker-{number}", PENSTOCK_SIM_FAULTS="true").wait(60)
+        house.start("workers", "--id", "worker-4")
+        assert counts(ended(client, made.id)) == {"succeeded": 1, "errored": 1}
+        found = {each.custom_id: each.result for each in client.messages.batches.results(made.id)}
+        assert (found["a"].error.error.type, found["a"].error.error.code) == ("api_error", "poison")
+        (letter,) = json.loads(house.get("/admin/dlq")[1])["data"]
+        again = json.loads(house.post(f"/admin/dlq/{letter['id']}/replay", {})[2])["id"]
+        eventually(lambda: house.get(f"/v1/messages/msg_{again}")[0] == 200)
+        message = json.loads(house.get(f"/v1/messages/msg_{again}")[1])
+        assert message["content"][0]["text"] == said("[[crash@4]]", 9)
