@@ -39,11 +39,8 @@ class Cron:
         day = datetime.fromtimestamp(ms / 1000, self._zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
         for _ in range(MAX_DAYS):
             if self._fits(day):
-                begin, changes = day.timestamp(), day.utcoffset() != (day + timedelta(days=1)).utcoffset()
-                seconds = [
-                    (day + timedelta(minutes=at)).timestamp() if changes else begin + 60 * at for at in self._times
-                ]
-                if later := [at for each in seconds if (at := int(1000 * each)) > ms]:
+                times = [int(1000 * (day + timedelta(minutes=at)).timestamp()) for at in self._times]
+                if later := [each for each in times if each > ms]:
                     return min(later)
             day += timedelta(days=1)
         raise ValueError("names a day that never comes")
