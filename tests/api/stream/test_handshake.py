@@ -251,27 +251,37 @@ async def test_a_reader_that_takes_nothing_is_disconnected(pair: tuple[Path, Pat
             client.close()
 
 
+def read_large(door: Served[App], authority: Authority, pause_s: Callable[[int], float]) -> int:
+    """Read `/large` to its end, with a pause behind each piece; returns the bytes. `pause_s`: gets those so far."""
+    context, size = ssl.create_default_context(cafile=str(authority.file)), 0
+    with socket.create_connection(("127.0.0.1", door.port)) as plain, context.wrap_socket(
+        plain, server_hostname="one"
+    ) as client:  # fmt: skip
+        client.settimeout(PATIENCE_S)
+        client.sendall(ASK.replace(b"/", b"/large", 1))
+        while piece := client.recv(4096):
+            size += len(piece)
+            time.sleep(pause_s(size))
+    return size
+
+
+def every_2_mib(size: int) -> float:
+    return 0.1 if size % (2 << 20) < 4096 else 0
+
+
+def late(size: int) -> float:
+    return 0.001 if size > LARGE_BYTES // 2 else 0
+
+
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_slow_reader_gets_the_whole_answer(
     pair: tuple[Path, Path], authority: Authority, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
     """It reads for several times as long as one that takes nothing may stay."""
 
-    def read_slowly(port: int) -> int:
-        context, size = ssl.create_default_context(cafile=str(authority.file)), 0
-        with socket.create_connection(("127.0.0.1", port)) as plain, context.wrap_socket(
-            plain, server_hostname="one"
-        ) as client:  # fmt: skip
-            client.settimeout(PATIENCE_S)
-            client.sendall(ASK.replace(b"/", b"/large", 1))
-            while piece := client.recv(4096):
-                size += len(piece)
-                time.sleep(0.1 if size % (2 * 1024 * 1024) < len(piece) else 0)
-        return size
-
     async def main() -> None:
         async with opened(pair, send_timeout_s=0.3) as door:
-            assert await asyncio.to_thread(read_slowly, door.port) > LARGE_BYTES
+            assert await asyncio.to_thread(read_large, door, authority, every_2_mib) > LARGE_BYTES
             await soon(lambda: not door.open)
 
     with asyncio.Runner(loop_factory=loop) as runner:
@@ -284,20 +294,8 @@ async def test_the_end_of_an_answer_has_as_long_as_the_rest(
     """TLS still has some of it when the server closes: longer than one that sends may linger."""
     monkeypatch.setattr(connection_guard, "LINGER_TIMEOUT_S", 0.005)
 
-    def read_slowly(port: int) -> int:
-        context, size = ssl.create_default_context(cafile=str(authority.file)), 0
-        with socket.create_connection(("127.0.0.1", port)) as plain, context.wrap_socket(
-            plain, server_hostname="one"
-        ) as client:  # fmt: skip
-            client.settimeout(PATIENCE_S)
-            client.sendall(ASK.replace(b"/", b"/large", 1))
-            while piece := client.recv(65536):
-                size += len(piece)
-                time.sleep(0.004 if size > LARGE_BYTES // 2 else 0)
-        return size
-
     async with opened(pair) as door:
-        assert await asyncio.to_thread(read_slowly, door.port) > LARGE_BYTES
+        assert await asyncio.to_thread(read_large, door, authority, late) > LARGE_BYTES
         await soon(lambda: not door.open)
 
 
