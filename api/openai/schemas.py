@@ -320,8 +320,7 @@ class FormRequest(TaskRequest):
 
     def particulars(self, card: ModelCard | None) -> dict[str, Any]:
         own = self.__class__.model_fields.keys() - fields.QueuedRequest.model_fields.keys() - {"prompt", "endpoint"}
-        given = {name: getattr(self, name) for name in sorted(own)}
-        options = {name: value for name, value in given.items() if value is not None}
+        options = {name: value for name in sorted(own) if (value := getattr(self, name)) is not None}
         return {"task": Task(kind=self.KIND, options=options)}
 
 
