@@ -1,9 +1,9 @@
 // Overview: whether jobs flow, what is wrong, and the numbers behind it; one request every two seconds.
 // Models: what each can do, its engine, and the workers that serve it.
 
-import { ADDRESS, api, watch } from "./api.js";
+import { ADDRESS, api } from "./api.js";
 import { bytes, count, milliseconds, plural, rate, seconds } from "./format.js";
-import { LANES, badge, chart, draw, empty, facts, failed, fromCode, h, heading, livePage, loading, modelLink, section, table, tile, when } from "./parts.js";
+import { LANES, badge, chart, empty, facts, fromCode, h, heading, live, livePage, modelLink, section, table, tile, when } from "./parts.js";
 
 export function models(page) {
   let named = decoded(location.hash.slice(1)); // a model or a worker: it is scrolled to once
@@ -41,26 +41,20 @@ function model(pool, card) {
 const FLOW = { flowing: ["good", "✓"], behind: ["warn", "!"], stopped: ["bad", "✕"], unknown: ["dim", "?"] };
 const EVERY_MS = 2000;
 
-export function overview({ root, signal, title }) {
-  title("Overview");
-  draw(root, heading("Overview"), loading());
+export function overview(page) {
   const points = new Map();
-  const round = watch({
-    signal, everyMs: EVERY_MS,
-    read: () => api.get("/admin/overview", { signal }),
-    show: (now, error) => {
-      if (!now) { draw(root, heading("Overview"), failed(error, round)); return; }
-      for (const point of now.history) points.set(point.at, point);
-      for (const at of [...points.keys()].slice(0, -150)) points.delete(at);
-      const history = [...points.values()].sort((one, other) => one.at - other.at);
-      title(error ? "Unknown" : `${now.verdict.title.split(":")[0].replace(".", "")} - Overview`);
-      draw(root, heading("Overview"), verdict(now, error, round), tiles(now, history), lanes(now), pools(now), decisions(now), processes(now), code());
-    },
+  live(page, "Overview", EVERY_MS, () => api.get("/admin/overview", { signal: page.signal }), (now, failure) => {
+    if (!now) return [heading("Overview"), failure];
+    for (const point of now.history) points.set(point.at, point);
+    for (const at of [...points.keys()].slice(0, -150)) points.delete(at);
+    const history = [...points.values()].sort((one, other) => one.at - other.at);
+    page.title(failure ? "Unknown" : `${now.verdict.title.split(":")[0].replace(".", "")} - Overview`);
+    return [heading("Overview"), verdict(now, failure), tiles(now, history), lanes(now), pools(now), decisions(now), processes(now), code()];
   });
 }
 
-function verdict(now, error, retry) {
-  if (error) return [h("div", { class: "verdict dim" }, h("span", { class: "sign", "aria-hidden": "true" }, "?"), h("p", { class: "strong" }, "Unknown: the server does not answer.")), failed(error, retry)];
+function verdict(now, failure) {
+  if (failure) return [h("div", { class: "verdict dim" }, h("span", { class: "sign", "aria-hidden": "true" }, "?"), h("p", { class: "strong" }, "Unknown: the server does not answer.")), failure];
   const [tone, sign] = FLOW[now.verdict.flow];
   return h("div", { class: `verdict ${tone}` },
     h("span", { class: "sign", "aria-hidden": "true" }, sign),

@@ -78,26 +78,24 @@ export function failed(error, retry) {
     retry && h("button", { type: "button", onclick: retry }, "Try now"));
 }
 
-/** A page that is read again and again: its heading, a failure of the last read, and `view(found)`. Returns a function
- *  that reads at once. */
-export function livePage({ root, signal, title }, name, everyMs, read, view) {
+/** Shows a page that is read again and again: `view(found, failure, error)`; all but what was found last is null after a
+ *  read that succeeded. Returns a function that reads at once. */
+export function live({ root, signal, title }, name, everyMs, read, view) {
   title(name);
   draw(root, heading(name), loading());
-  const round = watch({ signal, everyMs, read, show: (found, error) => draw(root, heading(name), error && failed(error, round), found && view(found)) });
+  const round = watch({ signal, everyMs, read, show: (found, error) => draw(root, view(found, error && failed(error, round), error)) });
   return round;
 }
 
-/** A page of one thing, `name`, that is read again and again: `view(found, failure)`, or that it is not here (any more), with
- *  a link to the list of all. Returns a function that reads at once. */
-export function liveThing({ root, signal, title }, name, everyMs, read, view, list, all) {
-  title(name);
-  draw(root, heading(name), loading());
+/** A live page: its heading, a failure of the last read, and `view(found)`. */
+export function livePage(page, name, everyMs, read, view) {
+  return live(page, name, everyMs, read, (found, failure) => [heading(name), failure, found && view(found)]);
+}
+
+/** A live page of one thing, `name`: `view(found, failure)`, or that it is not here (any more), with a link to the list of all. */
+export function liveThing(page, name, everyMs, read, view, list, all) {
   const gone = (error) => empty(`This ${name.toLowerCase()} is not here.`, error.message, " ", h("a", { href: list }, all));
-  const round = watch({
-    signal, everyMs, read,
-    show: (found, error) => draw(root, found ? view(found, error && failed(error, round)) : [heading(name), [404, 410].includes(error.status) ? gone(error) : failed(error, round)]),
-  });
-  return round;
+  return live(page, name, everyMs, read, (found, failure, error) => found ? view(found, failure) : [heading(name), [404, 410].includes(error.status) ? gone(error) : failure]);
 }
 
 /** Names and values; those without a value are left out. */
