@@ -129,6 +129,7 @@ export function chat({ root, signal, title, who }) {
       turn.state = name === "error" ? "failed" : name;
       if (!growing.text && turn.text) growing.add(turn.text); // the server no longer has it
       turn.text = growing.text;
+      growing.flush(); // a complete answer shows all of its text at once
       turn.error = data.cancelled_by === "owner" ? "stopped" : data.error?.message ?? "";
       turn.cut = (data.finish_reasons ?? []).includes("length");
       run.link = "";
