@@ -678,13 +678,6 @@ class OfferedTools(StrictBody):
         return offered_tools(offered, mode, names, parallel=self.parallel_tool_calls is not False)
 
 
-class ToolFields(OfferedTools):
-    """The fields of a chat that offer tools."""
-
-    tools: Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
-
-
 _ROLES = {"developer": "system", "function": "tool"}
 
 ContentPart: TypeAlias = Annotated[

@@ -111,13 +111,15 @@ class CompletionFields(fields.GenerationRequest):
         refuse_if((self.ignore_eos or self.min_tokens) and self.schema_asked is not None, name, what)
 
 
-class ChatRequest(fields.ToolFields, CompletionFields):
+class ChatRequest(fields.OfferedTools, CompletionFields):
     """The body of POST /v1/chat/completions."""
 
     REFUSED: ClassVar[fields.Refused] = {**fields.UNSUPPORTED, **fields.CONSTRAINTS, **fields.COMPLETION_ONLY}
 
     messages: fields.Messages
     """The conversation, oldest turn first."""
+    tools: Annotated[list[fields.AnyChatTool], Field(max_length=fields.MAX_TOOLS, fail_fast=True)] | None = None
+    """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
     max_completion_tokens: fields.TokenLimit | None = None
     """The newer name of max_tokens."""
     logprobs: bool | None = None

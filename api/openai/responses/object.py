@@ -156,14 +156,9 @@ class AnswerItems:
         return self.items
 
 
-def items_of(job: Job, rows: Iterable[Delta]) -> list[AnswerItem]:
-    """Return the items of a whole answer, given in deltas."""
-    return AnswerItems(job).take(rows)
-
-
 def answer_turn(job: Job, rows: Iterable[Delta]) -> ChatTurn:
     """Return a whole answer as one turn of a conversation."""
-    turns = [item.turn(job.id) for item in items_of(job, rows)]
+    turns = [item.turn(job.id) for item in AnswerItems(job).take(rows)]
     calls = tuple([call for turn in turns for call in turn.calls])
     extras = {name: value for turn in turns for name, value in turn.extras.items()}
     return ChatTurn("assistant", "".join([turn.content for turn in turns]), calls, extras=extras)
@@ -171,7 +166,7 @@ def answer_turn(job: Job, rows: Iterable[Delta]) -> ChatTurn:
 
 def given_up(job: Job, drafts: Sequence[bytes]) -> int:
     """Return how many items of a response were given up. Raises DecodeError, NewerMessage."""
-    return sum([len(items_of(job, decode_draft(draft).rows)) for draft in drafts])
+    return sum([len(AnswerItems(job).take(decode_draft(draft).rows)) for draft in drafts])
 
 
 # --- the object ------------------------------------------------------------------------------------------------------

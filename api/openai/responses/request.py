@@ -36,13 +36,6 @@ AnyFlatTool: TypeAlias = Annotated[
 ]
 
 
-class FlatToolFields(fields.OfferedTools):
-    """The fields of a response that offer tools."""
-
-    tools: Annotated[list[AnyFlatTool], Field(max_length=fields.MAX_TOOLS, fail_fast=True)] | None = None
-    """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
-
-
 LOGPROBS = "message.output_text.logprobs"
 
 _OTHER_NAMES = "is no field of this endpoint. Use"
@@ -160,13 +153,15 @@ Conversation: TypeAlias = Annotated[
 ]
 
 
-class InputFields(FlatToolFields, fields.GenerationRequest):
+class InputFields(fields.OfferedTools, fields.GenerationRequest):
     """The fields of a response that decide what its prompt is."""
 
     REFUSED: ClassVar[fields.Refused] = {**UNSUPPORTED, **_CONSTRAINTS}
 
     input: Input
     """A text of the user, or a list of items, oldest first."""
+    tools: Annotated[list[AnyFlatTool], Field(max_length=fields.MAX_TOOLS, fail_fast=True)] | None = None
+    """Functions that the model may call. Refused if it knows none. Other tools are ignored."""
     instructions: str | None = None
     """The first turn, as system; later responses do not inherit it."""
     previous_response_id: Annotated[str, Field(max_length=128)] | None = None

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from api.openai.errors import internal_error
 from api.openai.rendering import Facts
 from api.openai.responses.object import EventSequence, answer_turn, ended_response, items_of
+from api.stream.reply import NumberedFlow
 from penstock.engine import ChatTurn, Failure, Logprob, Sampling
 from penstock.loops import at_once
 from penstock.tools import Tool, Tools, opened
@@ -205,6 +206,6 @@ def test_an_answer_is_one_turn_of_the_next_conversation() -> None:
     """Its calls have the ids that the client knows."""
     turn = answer_turn(CALLING.job, rows_of(ANSWER))
     assert (turn.content, [call.name for call in turn.calls]) == ("I call.Done.", ["f", "g"])
-    assert [each.turn(JOB).calls[0].id for each in items_of(CALLING.job, rows_of(ANSWER))[1:3]] == [
+    assert [each.turn(JOB).calls[0].id for each in AnswerItems(CALLING.job).take(rows_of(ANSWER))[1:3]] == [
         call.id for call in turn.calls
     ]
