@@ -25,20 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from penstock.engine import (
-    MAX_LOGPROBS,
-    Capabilities,
-    EngineDead,
-    EngineHealth,
-    Failure,
-    ModelCard,
-    Piece,
-    Refused,
-    Request,
-    Stats,
-    Step,
-    Task,
-)
+from penstock.engine import EngineDead, EngineHealth, Failure, ModelCard, Piece, Refused, Request, Stats, Step, Task
 from workers.engines import manifest
 from workers.engines.chats import OF_TEMPLATE
 from workers.engines.constraint import begins_json
@@ -46,7 +33,7 @@ from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp import request as llama
 from workers.engines.llamacpp.request import UNUSABLE_SCHEMA, Generation, Prompts, Tokenizer, TokenizerFailed
 from workers.engines.llamacpp.scores import PromptScorer
-from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.llamacpp.settings import LlamacppSettings, capabilities
 from workers.engines.llamacpp.weights import fetch
 from workers.engines.schema import UnusableSchemaError
 from workers.engines.task_answers import max_told_bytes, reported_scores, reported_tokens
@@ -167,29 +154,18 @@ class LlamacppEngine:
         return self._card(self._prompts)
 
     def _card(self, prompts: Prompts) -> ModelCard:
-        ranks = self._settings.embeddings and self._settings.pooling == "rank"
-        embeds = self._settings.embeddings and not ranks
-        always = ("json_schema", "penalties", "token_prompts", "top_k", "min_p", "repetition_penalty", "logit_bias",
-                  "ignore_eos", "tokenize")  # fmt: skip
+        can = capabilities(self._settings, prompts.chats.capabilities)
         return ModelCard(
             name=self._model,
             engine="llamacpp",
             context=self._context,
             max_output=self._context,
-            capabilities=Capabilities(
-                **dict.fromkeys(always, True),
-                **prompts.chats.capabilities,
-                logprobs=MAX_LOGPROBS,
-                prompt_logprobs=True,
-                forced_tools=prompts.chats.chat,
-                embed=embeds,
-                rerank=ranks,
-            ),
+            capabilities=can,
             withheld=("*",),
             takes=(OF_TEMPLATE,),
             adapters=tuple(self._adapters),
             special_tokens=prompts.special,
-            embedding_size=self._embedding_size if embeds else 0,
+            embedding_size=self._embedding_size if can.embed else 0,
             created=int(time.time()),
         )
 

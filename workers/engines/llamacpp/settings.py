@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 from penstock.config import Positive
+from penstock.engine import MAX_LOGPROBS, Capabilities
 
 
 class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,3 +52,13 @@ class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SECTION = LlamacppSettings
+ALWAYS = ("json_schema", "penalties", "token_prompts", "top_k", "min_p", "repetition_penalty", "logit_bias",
+          "ignore_eos", "tokenize", "prompt_logprobs")  # fmt: skip
+"""What every model can do."""
+
+
+def capabilities(settings: LlamacppSettings, chats: Mapping[str, bool]) -> Capabilities:
+    """What a model can do. `chats`: what follows from its chat template."""
+    ranks = settings.embeddings and settings.pooling == "rank"
+    known = dict.fromkeys(ALWAYS, True) | {"embed": settings.embeddings and not ranks, "rerank": ranks}
+    return Capabilities(**known, **chats, logprobs=MAX_LOGPROBS, forced_tools=chats["chat"])
