@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import secrets
 import time
@@ -62,7 +63,7 @@ def file_lock(
     *,
     shared: bool = False,
     create: bool = True,
-    timeout_s: float | None = None,
+    timeout_s: float = math.inf,
     on_wait: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """Hold a lock between processes and between threads. The kernel releases it when its holder dies.
@@ -70,17 +71,20 @@ def file_lock(
     Args:
         shared: whether other shared holders are let in.
         create: whether a missing lock file is created, for its owner only.
-        timeout_s: how long to wait for the lock; None: as long as it takes.
+        timeout_s: how long to wait for the lock.
         on_wait: called once if another process holds the lock.
 
     Raises TimeoutError, OSError.
     """
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    kind, until = fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + timeout_s
     handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
     try:
         if not _try_lock(handle, kind):
             on_wait()
-            _wait_for_lock(handle, kind, timeout_s)
+            while not _try_lock(handle, kind):
+                if time.monotonic() >= until:
+                    raise TimeoutError("another process holds the lock")
+                time.sleep(LOCK_RETRY_DELAY_S)
         yield
     finally:
         os.close(handle)
@@ -92,15 +96,3 @@ def _try_lock(handle: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _wait_for_lock(handle: int, kind: int, timeout_s: float | None) -> None:
-    if timeout_s is None:
-        fcntl.flock(handle, kind)
-        return
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        time.sleep(LOCK_RETRY_DELAY_S)
-        if _try_lock(handle, kind):
-            return
-    raise TimeoutError("another process holds the lock")

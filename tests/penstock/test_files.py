@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 
@@ -66,8 +67,8 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("timeout_s", [None, 30.0])
-def test_who_waits_gets_it(tmp_path: Path, timeout_s: float | None) -> None:
+@pytest.mark.parametrize("timeout_s", [math.inf, 30.0])
+def test_who_waits_gets_it(tmp_path: Path, timeout_s: float) -> None:
     """And is told once that it waits."""
     path, held, told = tmp_path / "lock", threading.Event(), threading.Event()
 
