@@ -75,9 +75,8 @@ class WorkCounters:
         """Count a job that ended."""
         before = self.served.get(lane) or Served()
         failed = end.failure is not None and end.failure.status >= 500
-        self.served[lane] = Served(
-            before.jobs + 1, before.tokens + end.usage.prompt + end.usage.completion, before.failed + failed
-        )
+        tokens = before.tokens + end.usage.prompt + end.usage.completion
+        self.served[lane] = Served(before.jobs + 1, tokens, before.failed + failed)
 
 
 class Recorder:

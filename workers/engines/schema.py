@@ -239,10 +239,8 @@ class _Plain:
         if isinstance(old := schema.get("dependencies"), Mapping):
             lists = {name: each for name, each in old.items() if isinstance(each, list)}
             others = {name: each for name, each in old.items() if not isinstance(each, list)}
-            for name, found in (
-                ("dependentRequired", lists),
-                ("dependentSchemas", self._named(others, f"{place.at}/dependencies", place)),
-            ):
+            schemas = self._named(others, f"{place.at}/dependencies", place)
+            for name, found in (("dependentRequired", lists), ("dependentSchemas", schemas)):
                 new |= {name: {**new.get(name, {}), **found}} if found else {}
 
 

@@ -140,11 +140,10 @@ def _member(source: Source, found: Definitions, name: str, reason: str, *, neede
 def _behaviours(source: Source) -> Iterator[Line]:
     for name, (module, probe) in BEHAVIOURS.items():
         holds, place = probe(source)
-        if not source.place(module):
+        if not (home := source.place(module)):
             yield Line("source", "skipped", name, "", f"there is no source of {module}")
         else:
-            place = place or source.place(module)
-            yield Line("source", "holds" if holds else "fails", name, place, "" if holds else WITHOUT[name])
+            yield Line("source", "holds" if holds else "fails", name, place or home, "" if holds else WITHOUT[name])
 
 
 def _trial(source: Source, found: Definitions, plains: Mapping[str, dict[str, Any]]) -> Iterator[Line]:
