@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from api.openai.errors import internal_error
 from api.openai.rendering import Facts
-from api.openai.responses.object import EventSequence, answer_turn, ended_response, items_of
-from api.stream.reply import NumberedFlow
+from api.openai.responses.object import AnswerItems, EventSequence, answer_turn, ended_response
 from penstock.engine import ChatTurn, Failure, Logprob, Sampling
 from penstock.loops import at_once
 from penstock.tools import Tool, Tools, opened
