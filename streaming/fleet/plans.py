@@ -69,20 +69,16 @@ def claim_lead(holder: str, keep_ms: int) -> Query[Lead]:
     A leader that was suspended does not know that another was elected meanwhile. So the store checks the epoch (a
     fencing token) of everything a leader publishes and of everything a pool does for it.
     """
-
-    def parse(answers: list[Any]) -> Lead:
-        ((epoch, leader),) = answers
-        return Lead(leader.decode(errors="replace"), epoch)
-
-    return Query([("lead", FLEET_SLOT, (holder, keep_ms))], parse)
+    return Query([("lead", FLEET_SLOT, (holder, keep_ms))], _lead)
 
 
 def _lead(answers: list[Any]) -> Lead:
-    ((holder, epoch),) = answers
-    return Lead((holder or b"").decode(errors="replace"), int(epoch) if (epoch or b"").isdigit() else 0)
+    ((epoch, holder),) = answers
+    known = isinstance(epoch, int) or (epoch or b"").isdigit()
+    return Lead((holder or b"").decode(errors="replace"), int(epoch) if known else 0)
 
 
-LEADER = Query([("MGET", FLEET_SLOT, (fleet_key("leader"), fleet_key("leader_epoch")))], _lead)
+LEADER = Query([("MGET", FLEET_SLOT, (fleet_key("leader_epoch"), fleet_key("leader")))], _lead)
 """The current leader."""
 
 
