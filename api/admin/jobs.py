@@ -24,7 +24,7 @@ from api.timing import timing_object
 from streaming.errors import UnknownJob
 from streaming.ids import TENANT_NAME, partition_of
 from streaming.jobs.job import CancelledBy
-from streaming.jobs.reader import JobFilter, JobPage, PageKey, PagePart, merged, page_key
+from streaming.jobs.reader import JobFilter, JobPage, PageKey, merged
 from streaming.jobs.records import JobRecord
 
 MAX_TENANTS = 20
@@ -116,17 +116,16 @@ async def _page(
     limit: int,
 ) -> JobPage:
     """Read the next jobs that the store's filter finds and that pass. Raises Unavailable."""
-    found: list[JobRecord] = []
+    found: list[tuple[PageKey, JobRecord]] = []
     for _ in range(MAX_ROUNDS):
         pages: list[JobPage] = await asyncio.gather(
             *(services.summaries.recent(tenant, before, limit, stored) for tenant in tenants)
         )
-        parts = [PagePart([(page_key(job), job) for job in page.jobs], page.behind) for page in pages]
-        page = pages[0] if len(pages) == 1 else merged(parts, limit)
-        passing = [record for record in page.jobs if passes(record)]
+        page = pages[0] if len(pages) == 1 else merged(pages, limit)
+        passing = [each for each in page.keyed if passes(each[1])]
         if len(found) + len(passing) > limit:
             found += passing[: limit - len(found)]
-            return JobPage(found, page_key(found[-1]))
+            return JobPage(found, found[-1][0])
         found, before = found + passing, page.behind
         if before is None or len(found) == limit:
             break

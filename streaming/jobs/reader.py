@@ -205,10 +205,6 @@ LATER_MS = 10**14
 """As in streaming/lua/shared/waiting.lua."""
 
 
-def page_key(record: JobRecord) -> PageKey:
-    return LATER_MS + record.not_before_ms if record.held else record.created_ms, record.job.id
-
-
 @dataclass(frozen=True, slots=True)
 class JobFilter:
     """Which jobs of a tenant to list; what is None or "" lets all pass. Times are Redis ms of the acceptance."""
@@ -232,16 +228,13 @@ class JobPage:
     few jobs are in the requested state; it always has a cursor for the next page, if there is one.
     """
 
-    jobs: list[JobRecord]
+    keyed: Sequence[tuple[PageKey, JobRecord]]
+    """Each job behind its key, which its record does not tell once it has ended."""
     behind: PageKey | None
 
-
-@dataclass(frozen=True, slots=True)
-class PagePart:
-    """One partition's part of a page. `reached`: the last key that was read; None: the partition has no more."""
-
-    jobs: Sequence[tuple[PageKey, JobRecord]]
-    reached: PageKey | None
+    @property
+    def jobs(self) -> list[JobRecord]:
+        return [job for _, job in self.keyed]
 
 
 class Summaries(ClientUser):
@@ -249,10 +242,10 @@ class Summaries(ClientUser):
 
     async def recent(self, tenant: str, before: PageKey | None, limit: int, wanted: JobFilter = ANY) -> JobPage:
         """Read a page of a tenant's jobs behind `before`, newest first. Raises Unavailable."""
-        found: list[JobRecord] = []
+        found: list[tuple[PageKey, JobRecord]] = []
         for _ in range(MAX_ROUNDS):
             page = await self._round(tenant, before, limit - len(found), wanted)
-            found, before = found + page.jobs, page.behind
+            found, before = [*found, *page.keyed], page.behind
             if before is None or len(found) >= limit:
                 break
         return JobPage(found, before)
@@ -267,7 +260,7 @@ class Summaries(ClientUser):
         answers = await self._client.calls([("recent", partition, args) for partition in self._client.partitions])
         return merged([await self._part(answer, tenant) for answer in answers], limit)
 
-    async def _part(self, answer: Sequence[Any], tenant: str) -> PagePart:
+    async def _part(self, answer: Sequence[Any], tenant: str) -> JobPage:
         """Decode one partition's part; fails a malformed job and shows it so. Raises Unavailable."""
         epoch, reached, *jobs = answer
         found: list[tuple[PageKey, JobRecord]] = []
@@ -282,14 +275,14 @@ class Summaries(ClientUser):
                 done_ms = await fail_malformed(self._client, job_id, error)
                 record = replace(malformed_record(job_id, fields, done_ms), created_ms=int(time) % LATER_MS)
             found.append(((int(time), job_id), record))
-        return PagePart(found, (int(reached[0]), reached[1].decode()) if reached else None)
+        return JobPage(found, (int(reached[0]), reached[1].decode()) if reached else None)
 
 
-def merged(parts: Sequence[PagePart], limit: int) -> JobPage:
-    """Merge the parts of all partitions, newest first. Jobs older than the newest `reached` are left to the next page:
-    that partition may have newer ones."""
-    reached = max((part.reached for part in parts if part.reached is not None), default=None)
-    found = [job for part in parts for job in part.jobs if reached is None or job[0] >= reached]
+def merged(pages: Sequence[JobPage], limit: int) -> JobPage:
+    """Merge the pages of all partitions, or of several tenants, newest first. Jobs older than the newest `behind` are
+    left to the next page: that partition may have newer ones."""
+    reached = max((page.behind for page in pages if page.behind is not None), default=None)
+    found = [job for page in pages for job in page.keyed if reached is None or job[0] >= reached]
     found.sort(key=lambda job: job[0], reverse=True)
     behind = found[limit - 1][0] if len(found) > limit else reached
-    return JobPage([record for _, record in found[:limit]], behind)
+    return JobPage(found[:limit], behind)

@@ -92,6 +92,26 @@ async def test_a_tenant_filters_its_jobs_and_sees_what_they_asked(api: LocalApi)
         assert [row["id"] for row in await found(**params)] == wanted, params
 
 
+async def test_a_page_ends_behind_a_job_that_was_cancelled_before_its_time(api: LocalApi, wire: RedisClient) -> None:
+    """Such a job is listed by the time of its cancel, which its record does not tell: the next page begins there."""
+    later = {"model": "sim", "messages": [{"role": "user", "content": SECRET}], "queue": {"delay_ms": 3_600_000}}
+    made: list[str] = []
+    for wanted in (True, None, False, True):
+        if wanted is None:
+            answer = await api.post("/v1/jobs", later | {"metadata": {"is": "yes"}}, Authorization="Bearer sk-a")
+            made.append(answer.json()["id"])
+            await api.post(f"/admin/jobs/{made[-1]}/cancel", {}, **ADMIN)
+        else:
+            made.append(await put(api, "a", **({"is": "yes"} if wanted else {})))
+        listed_ms = await wire.now_ms()
+        while await wire.now_ms() == listed_ms:  # no two are listed at one time
+            await asyncio.sleep(0)
+    oldest, cancelled, _, newest = made
+    page = await listed(api, tenant="a", search="yes", limit=2)
+    assert ids(page) == [newest, cancelled]
+    assert ids(await listed(api, tenant="a", search="yes", limit=2, cursor=page["next_cursor"])) == [oldest]
+
+
 @pytest.mark.slow
 async def test_a_long_list_comes_in_pages_each_job_once(api: LocalApi) -> None:
     made = [await put(api, "ab"[number % 2], number="even" if number % 4 else "four") for number in range(60)]

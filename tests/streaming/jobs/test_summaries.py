@@ -18,7 +18,7 @@ from streaming.jobs.codec import Terminal, Usage
 from streaming.jobs.job import MAX_PREVIEW_CHARS, Chat, Inputs, Job, JobState, Prompt, Text, Tokens, preview_of
 from streaming.jobs.lease import Finish, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.reader import ANY, JobFilter, JobPage, JobReader, PageKey, PagePart, Summaries, merged
+from streaming.jobs.reader import ANY, JobFilter, JobPage, JobReader, PageKey, Summaries, merged
 from streaming.jobs.records import JobRecord
 from streaming.keys import partition_key
 from streaming.order import Priority
@@ -41,14 +41,14 @@ def test_pages_hold_every_job_once_in_order(partitions: list[list[PageKey]], lim
     def is_listed(key: PageKey) -> bool:
         return key[1].startswith("a")
 
-    def part(own: list[PageKey], before: PageKey | None) -> PagePart:
+    def part(own: list[PageKey], before: PageKey | None) -> JobPage:
         rest = [key for key in reversed(own) if before is None or key < before]
         found: list[PageKey] = []
         count = 0
         while count < min(looked, len(rest)) and len(found) < limit:
             found += [rest[count]] if is_listed(rest[count]) else []
             count += 1
-        return PagePart([(key, summary(key)) for key in found], rest[count - 1] if count < len(rest) else None)
+        return JobPage([(key, summary(key)) for key in found], rest[count - 1] if count < len(rest) else None)
 
     found: list[PageKey] = []
     before: PageKey | None = None
