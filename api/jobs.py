@@ -188,7 +188,7 @@ async def listing(request: Request) -> Response:
     """
     services, caller, query = services_of(request), caller_of(request), request.query_params
     limit = value_of(query, "limit") or 20
-    page = await services.summaries.recent(caller.tenant, cursor_of(query), limit, filter_of(request))
+    page = await services.summaries.recent([caller.tenant], cursor_of(query), limit, filter_of(request))
     data = [listed_job(record) | {"preview": record.preview or None} for record in page.jobs]
     return as_job_page(data, page.behind)
 

@@ -5,9 +5,8 @@ Requests and answers are for keys of the job's own tenant, at /v1/jobs.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -24,13 +23,10 @@ from api.timing import timing_object
 from streaming.errors import UnknownJob
 from streaming.ids import TENANT_NAME, partition_of
 from streaming.jobs.job import CancelledBy
-from streaming.jobs.reader import JobFilter, JobPage, PageKey, merged
 from streaming.jobs.records import JobRecord
 
 MAX_TENANTS = 20
 """Tenants whose jobs one list may hold: each is read separately."""
-MAX_ROUNDS = 4
-"""Reads of one page: with a filter that few jobs pass, a page may be short and still have more."""
 ALL = "*"
 
 
@@ -52,7 +48,7 @@ async def listing(request: Request) -> Response:
         in_metadata = any(search in value for value in record.job.metadata.values())
         return record.job.id.startswith(search) or search.lower() in words or in_metadata
 
-    page = await _page(services, tenants, filter_of(request), passes, cursor_of(query), limit)
+    page = await services.summaries.recent(tenants, cursor_of(query), limit, filter_of(request), passes)
     data = [
         {"tenant": record.job.tenant, **listed_job(record)}
         | {"preview": (record.preview or None) if record.job.tenant == own else None}
@@ -105,31 +101,6 @@ async def _record(request: Request) -> JobRecord:
             if await services.job_reader.was_known(tenant, job_id):
                 raise errors.result_expired(job_id)
     raise errors.job_not_found()
-
-
-async def _page(
-    services: Services,
-    tenants: Sequence[str],
-    stored: JobFilter,
-    passes: Callable[[JobRecord], bool],
-    before: PageKey | None,
-    limit: int,
-) -> JobPage:
-    """Read the next jobs that the store's filter finds and that pass. Raises Unavailable."""
-    found: list[tuple[PageKey, JobRecord]] = []
-    for _ in range(MAX_ROUNDS):
-        pages: list[JobPage] = await asyncio.gather(
-            *(services.summaries.recent(tenant, before, limit, stored) for tenant in tenants)
-        )
-        page = pages[0] if len(pages) == 1 else merged(pages, limit)
-        passing = [each for each in page.keyed if passes(each[1])]
-        if len(found) + len(passing) > limit:
-            found += passing[: limit - len(found)]
-            return JobPage(found, found[-1][0])
-        found, before = found + passing, page.behind
-        if before is None or len(found) == limit:
-            break
-    return JobPage(found, before)
 
 
 def _tenants(services: Services, named: str) -> Sequence[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -197,7 +197,7 @@ MAX_LOOKED = 250
 """Jobs read in one round from all partitions together, but from each at least the page's limit. The server is blocked
 meanwhile."""
 MAX_ROUNDS = 4
-"""Maximum rounds of reads for one page."""
+"""Maximum rounds of reads for one page: with a filter that few jobs pass, it may be short and still have more."""
 
 PageKey: TypeAlias = tuple[int, str]
 """A job's key in the list of a tenant's jobs: the time (ms) of its acceptance, or of its start + LATER_MS; its id."""
@@ -240,13 +240,24 @@ class JobPage:
 class Summaries(ClientUser):
     """Reads job lists."""
 
-    async def recent(self, tenant: str, before: PageKey | None, limit: int, wanted: JobFilter = ANY) -> JobPage:
-        """Read a page of a tenant's jobs behind `before`, newest first. Raises Unavailable."""
+    async def recent(
+        self,
+        tenants: Sequence[str],
+        before: PageKey | None,
+        limit: int,
+        wanted: JobFilter = ANY,
+        passes: Callable[[JobRecord], bool] = lambda _: True,
+    ) -> JobPage:
+        """Read a page of these tenants' jobs behind `before`, newest first: of those that the store finds, the ones
+        that pass. Raises Unavailable."""
         found: list[tuple[PageKey, JobRecord]] = []
         for _ in range(MAX_ROUNDS):
-            page = await self._round(tenant, before, limit - len(found), wanted)
-            found, before = [*found, *page.keyed], page.behind
-            if before is None or len(found) >= limit:
+            rounds = await asyncio.gather(*(self._round(tenant, before, limit, wanted) for tenant in tenants))
+            page = merged(rounds, limit)
+            found, before = [*found, *(each for each in page.keyed if passes(each[1]))], page.behind
+            if len(found) > limit:
+                return JobPage(found[:limit], found[limit - 1][0])
+            if before is None or len(found) == limit:
                 break
         return JobPage(found, before)
 

@@ -99,7 +99,7 @@ async def test_a_job_that_cannot_be_read_has_an_end_in_time(wire: RedisClient, f
     await spoil(wire, job.id, fault)
     before = await wire.now_ms()
     looks = [await JobReader(wire).record(job.id) for _ in range(2)]
-    (listed,) = (await Summaries(wire).recent(job.tenant, None, 10)).jobs
+    (listed,) = (await Summaries(wire).recent([job.tenant], None, 10)).jobs
     for found in (*looks, listed):
         assert found.state is JobState.FAILED and before <= found.done_ms <= await wire.now_ms()
         assert (found.done_ms, found.keep_s) == (looks[0].done_ms, wire.settings.retention_s)

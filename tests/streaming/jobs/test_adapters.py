@@ -128,7 +128,7 @@ async def test_lists_name_the_adapter(wire: RedisClient) -> None:
         await Queue(wire).put(job)
 
     async def listed(model: str) -> set[str]:
-        page = await Summaries(wire).recent("t", None, 10, JobFilter(model=model))
+        page = await Summaries(wire).recent(["t"], None, 10, JobFilter(model=model))
         return {record.job.full_model for record in page.jobs}
 
     every = {MODEL, f"{MODEL}:a", f"{MODEL}:x"}

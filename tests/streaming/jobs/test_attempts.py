@@ -118,7 +118,7 @@ async def test_the_record_says_who_cancelled_a_job_first(wire: RedisClient, plac
         await lapse(wire, lease)
     elif place == "handed back":
         await lease.release(job.id, claim.run_number)
-    for record in (await reader.record(job.id), (await Summaries(wire).recent("t", None, 1)).jobs[0]):
+    for record in (await reader.record(job.id), (await Summaries(wire).recent(["t"], None, 1)).jobs[0]):
         assert record.state is JobState.CANCELLED and record.terminal is not None
         assert record.terminal.cancelled_by == "admin"
 

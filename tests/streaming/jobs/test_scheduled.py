@@ -109,16 +109,16 @@ async def test_lists_have_it_before_all_others(wire: RedisClient) -> None:
     other = await put_job(queue)
     expected, found, before = [*(job.id for job in jobs), other.id], list[str](), None
     for _ in expected:
-        page = await lists.recent("t", before, 1)
+        page = await lists.recent(["t"], before, 1)
         found, before = found + [record.job.id for record in page.jobs], page.behind
     assert found == expected and before is None
-    assert [record.not_before_ms > 0 for record in (await lists.recent("t", None, 9)).jobs] == [True] * 3 + [False]
-    assert not (await lists.recent("other", None, 9)).jobs
+    assert [record.not_before_ms > 0 for record in (await lists.recent(["t"], None, 9)).jobs] == [True] * 3 + [False]
+    assert not (await lists.recent(["other"], None, 9)).jobs
     await queue.cancel(jobs[0].id)
     await become_due(wire, jobs[1])
     await Reaper(wire).sweep()
-    assert {record.job.id for record in (await lists.recent("t", None, 9)).jobs} == set(expected)
-    assert (await lists.recent("t", None, 1)).jobs[0].job.id == jobs[2].id
+    assert {record.job.id for record in (await lists.recent(["t"], None, 9)).jobs} == set(expected)
+    assert (await lists.recent(["t"], None, 1)).jobs[0].job.id == jobs[2].id
 
 
 async def test_a_repeated_put_schedules_once(wire: RedisClient) -> None:
@@ -216,7 +216,7 @@ async def test_pages_lose_no_job_while_some_are_due(wire: RedisClient) -> None:
     jobs = [first, *due, *[await put_job(queue) for _ in range(3)]]
     found, before = list[str](), None
     while not found or before:
-        page = await lists.recent("t", before, 1)
+        page = await lists.recent(["t"], before, 1)
         found, before = found + [record.job.id for record in page.jobs], page.behind
     assert sorted(found) == sorted(job.id for job in jobs)
 

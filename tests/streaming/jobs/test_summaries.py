@@ -67,7 +67,7 @@ async def pages(wire: RedisClient, limit: int, wanted: JobFilter = ANY) -> list[
     found: list[str] = []
     before = None
     while True:
-        page = await Summaries(wire).recent("t", before, limit, wanted)
+        page = await Summaries(wire).recent(["t"], before, limit, wanted)
         found += [each.job.id for each in page.jobs]
         if (before := page.behind) is None:
             return found
@@ -88,7 +88,7 @@ async def test_a_page_says_what_was_put_and_how_it_ended(wire: RedisClient) -> N
     for job in jobs[2:]:
         await queue.put(job)
     await queue.cancel(jobs[2].id)
-    page = await Summaries(wire).recent("t", None, 10)
+    page = await Summaries(wire).recent(["t"], None, 10)
     shown = {each.job.id: each for each in page.jobs}
     assert [shown[job.id].job.metadata for job in jobs] == [{"n": str(number)} for number in range(4)]
     assert [shown[job.id].state for job in jobs] == [
@@ -184,10 +184,10 @@ async def test_jobs_of_one_moment_are_told_apart(wide: RedisClient) -> None:
         at = await wide.now_ms() // 10**7 * 10**7
         await wide.redis.zadd(partition_key(partition_of(job) or 0, "jobs", "t"), {job: at})
     assert await pages(wide, 7) == sorted(jobs, reverse=True)
-    page = await Summaries(wide).recent("t", None, 7)
+    page = await Summaries(wide).recent(["t"], None, 7)
     assert page.behind is not None
     await wide.redis.zrem(partition_key(partition_of(page.behind[1]) or 0, "jobs", "t"), page.behind[1])
-    rest = await Summaries(wide).recent("t", page.behind, 100)
+    rest = await Summaries(wide).recent(["t"], page.behind, 100)
     assert [each.job.id for each in rest.jobs] == sorted(jobs, reverse=True)[7:]
 
 
@@ -204,10 +204,10 @@ async def test_a_made_up_cursor_reads_no_more_than_a_page(wire: RedisClient) -> 
 
     before = await entries_read()
     for time, job in ((1, ids[-1]), (now, ids[0]), (now - 1, ids[-1]), (now, "")):
-        assert await Summaries(wire).recent("t", (time, job), 10) == JobPage([], None)
+        assert await Summaries(wire).recent(["t"], (time, job), 10) == JobPage([], None)
     assert await entries_read() - before < 60
     for key in ((now, ids[-1]), (now + 3, "job_ff" + 30 * "f"), (now + 4, "")):
-        assert (await Summaries(wire).recent("t", key, 10)).behind is not None
+        assert (await Summaries(wire).recent(["t"], key, 10)).behind is not None
 
 
 async def test_the_last_page_of_a_long_list_costs_what_the_first_does(wire: RedisClient) -> None:
@@ -230,13 +230,13 @@ async def test_the_last_page_of_a_long_list_costs_what_the_first_does(wire: Redi
     before: PageKey | None = None
     while before is not None or not costs:
         read = await jobs_read()
-        page = await Summaries(wire).recent("t", before, 100)
+        page = await Summaries(wire).recent(["t"], before, 100)
         costs.append(await jobs_read() - read)
         found, before = found + [each.job.id for each in page.jobs], page.behind
     assert found == [*reversed(ids), waiting.id]
     assert costs[0] >= 100 and max(costs) <= 110, costs
     read, queued = await jobs_read(), JobFilter(JobState.QUEUED)
-    page = await Summaries(wire).recent("t", None, 100, queued)
+    page = await Summaries(wire).recent(["t"], None, 100, queued)
     assert page.jobs == [] and page.behind is not None
     assert await jobs_read() - read < len(ids) / 2
     assert await pages(wire, 100, queued) == [waiting.id]
@@ -250,7 +250,7 @@ async def test_a_list_says_what_a_look_says_of_an_end_that_cannot_be_read(wire: 
         job = await put_job(queue)
         fields = {"state": "completed", "record": end}
         await wire.redis.hset(partition_key(0, "job", job.id), mapping=fields)  # type: ignore[misc]
-    listed = (await Summaries(wire).recent("t", None, 10)).jobs
+    listed = (await Summaries(wire).recent(["t"], None, 10)).jobs
     found = [each.terminal for each in listed]
     assert {end.failure.code for end in found if end and end.failure} == codes.keys()
     assert found == [(await JobReader(wire).record(each.job.id)).terminal for each in listed]

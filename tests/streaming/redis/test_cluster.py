@@ -130,7 +130,7 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: RedisCli
     assert [record is not None and record.job.id for record in await reader.records([job.id for job in jobs])] == [
         job.id for job in jobs
     ]
-    listed = await Summaries(wire).recent("t", None, 10)
+    listed = await Summaries(wire).recent(["t"], None, 10)
     assert {found.job.id for found in listed.jobs} == {job.id for job in jobs} and listed.behind is None
     (lane,) = [lane for lane in await Backlog(wire).lanes([MODEL]) if lane.priority is Priority.STANDARD]
     assert (lane.waiting, lane.running) == (PARTITIONS, 0)

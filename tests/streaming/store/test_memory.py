@@ -95,7 +95,7 @@ async def test_what_only_reads_works_while_the_store_takes_no_writes(
     client.config_set(*refusal)
     with pytest.raises(Unavailable):
         await put_job(queue)
-    assert [each.job.id for each in (await Summaries(wire).recent(job.tenant, None, 10)).jobs] == [job.id]
+    assert [each.job.id for each in (await Summaries(wire).recent([job.tenant], None, 10)).jobs] == [job.id]
     assert await queue.ended([job.id, queue.new_id("t")]) != [] and await queue.known([job.id]) == [job.id]
     assert (await JobReader(wire).record(job.id)).state is JobState.QUEUED
 
