@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from telemetry.latency import GROUPS, OF_ANSWER, Split, Stamps, first_seen, split
-from telemetry.records.schema import DECODER, REFUSED, VERSION, DeliveryRecord, Record, RequestRecord, SampleRecord
+from telemetry.records.schema import DECODER, VERSION, DeliveryRecord, Record, RequestRecord, SampleRecord
 
 _NAME = re.compile(r"([0-9]{8}T[0-9]{6})\.([0-9]{3})-([a-z]+)-([0-9]+)(?:-[0-9]+)?\.jsonl")
 MODE = 0o600
@@ -196,10 +196,6 @@ class ReportedRequest:
     def split(self) -> Split:
         """Its time by parts, in microseconds."""
         return split(self.stamps, over=True)
-
-    @property
-    def refused(self) -> bool:
-        return self.record.state == REFUSED
 
     @property
     def completed(self) -> bool:

@@ -33,7 +33,7 @@ import msgspec
 
 from telemetry.latency import EGRESS_FIRST, PART_NAMES
 from telemetry.records.reader import GROUP_OF, Evidence, ReportedRequest
-from telemetry.records.schema import SampleRecord
+from telemetry.records.schema import REFUSED, SampleRecord
 
 
 class GpuFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -340,7 +340,7 @@ def energy_of(evidence: Evidence) -> EnergyFigures | None:
     tokens: defaultdict[str, int] = defaultdict(int)
     for request in evidence.requests:
         tokens[request.record.tenant] += request.record.completion_tokens
-    total, jobs = sum(tokens.values()), sum(not request.refused for request in evidence.requests)
+    total, jobs = sum(tokens.values()), sum(each.record.state != REFUSED for each in evidence.requests)
     return EnergyFigures(
         joules=joules,
         idle_joules=idle,
@@ -447,10 +447,6 @@ class _Point:
     beside: int = 0
     """Others that the same worker ran at some time of this one."""
 
-    @property
-    def spent_ms(self) -> float:
-        return (self.end - self.begin) / 1000
-
 
 def fit(points: Sequence[tuple[int, int, float]]) -> RunTime:
     """Least squares over (prompt tokens, output tokens, milliseconds). A length that never varies, or only together
@@ -502,7 +498,7 @@ def _of_model(model: str, workers: Mapping[str, Sequence[_Point]]) -> ModelRunTi
     points = [point for own in workers.values() for point in own]
     used = {name: _calibrating(own) for name, own in workers.items() if len(own) >= MIN_POINTS}
     used = used or {"": _calibrating(points)}
-    fits = {name: fit([(point.prompt, point.output, point.spent_ms) for point in own]) for name, own in used.items()}
+    fits = {name: fit([(p.prompt, p.output, (p.end - p.begin) / 1000) for p in own]) for name, own in used.items()}
 
     def mean(run_time: RunTime) -> float:
         return fmean(run_time.of(point.prompt, point.output) for point in points)
