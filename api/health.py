@@ -53,7 +53,7 @@ async def _ready(services: Services) -> tuple[bool, str]:
         await services.learn_cards()
         return True, ""
     scalable = any(model.least_wanted == 0 and model.most_wanted > 0 for model in services.models.values())
-    if scalable and lead.held:
+    if scalable and lead.holder:
         return True, ""
     if workers:
         return False, "a worker is starting"

@@ -321,7 +321,7 @@ class LiveOverview:
             refusal = services.refusal
         except Unavailable as error:
             refusal = str(error)
-        now = Situation(pools, view.lead.held, refusal, memory["share"], len(letters), rates)
+        now = Situation(pools, bool(view.lead.holder), refusal, memory["share"], len(letters), rates)
         flow, title, problems = assess(now)
         tokens_per_s = sum(process.tokens_per_s for process in processes)
         self._points.append(_point(reading.at, rates, tokens_per_s, pools))

@@ -200,7 +200,7 @@ def _override(override: Override) -> dict[str, Any]:
 def leading(lead: Lead, actions: Iterable[Noted]) -> dict[str, Any]:
     """Render the leading scheduler and the newest scaling actions."""
     return {
-        "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.held else None,
+        "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
         "actions": [
             {
                 **fields_of(noted.action, "was", "want", "reason", "by"),

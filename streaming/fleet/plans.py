@@ -52,15 +52,11 @@ def entries(raw: Sequence[bytes], kind: type[T]) -> dict[str, T]:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """The current leader and its epoch. `holder` is "" while there is none."""
+    """The current leader and its epoch. `holder` is "" while there is none; a lost one counts for up to
+    `lead_s`."""
 
     holder: str
     epoch: int
-
-    @property
-    def held(self) -> bool:
-        """Whether a scheduler leads: also for up to `lead_s` after it was lost."""
-        return bool(self.holder)
 
 
 def claim_lead(holder: str, keep_ms: int) -> Query[Lead]:
@@ -328,7 +324,7 @@ def stall_of(
     elif not settings.most_wanted:
         cause = "the settings start no worker of it (penstock up --workers 0)"
         fix = "start again with more --workers, or start a worker on another machine"
-    elif not lead.held:
+    elif not lead.holder:
         cause = "no scheduler leads, so none is started"
         fix = "start a scheduler, or a worker: penstock up --workers 1"
     elif plan is not None and plan.pool == "dry-run":
