@@ -73,7 +73,7 @@ class RequestLengths:
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bits of weights, of activations and of the KV cache."""
+    """Bits of weights, of activations and of the KV cache; 16 for all if nothing else is said."""
 
     w: float = 16
     a: float = 16
@@ -143,9 +143,6 @@ class LatencySlo:
         return cls(ttft_ms / 1e3, tpot_ms / 1e3, share)
 
 
-DENSE = KvReads()
-HALF = Precision()
-"""16 bits for all."""
 MAX_GPUS = 1024
 """A search over them takes about ten seconds."""
 MAX_BATCH = 256
@@ -159,10 +156,10 @@ class PlanInput:
     model: ModelShape
     device: Accelerator
     lengths: RequestLengths = RequestLengths()
-    precision: Precision = HALF
+    precision: Precision = Precision()
     tp: int = 1
     """Devices that share every layer."""
-    reads: KvReads = DENSE
+    reads: KvReads = KvReads()
     efficiency: float = 1.0
     """Share of the roofline that the engine reaches; a roofline itself is drawn without it."""
     rate: float | None = None

@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.text import fault_of
-from planner.facts.catalogue import PlanError, UnknownName, nearest
+from planner.facts.catalogue import PlanError, nearest
 from planner.load import RequestLengths
 from telemetry.records.reader import Evidence, ReportedRequest, Skipped, evidence_of, read_file, read_records
 
@@ -215,7 +215,7 @@ def workload(name: str) -> Workload:
         return Workload(path.name, f"the {kind} {path}", mix)
     if path.suffix or "/" in name:
         raise PlanError(f"--workload {name}: there is no such file")
-    raise UnknownName(f"no workload {name!r} is known: {nearest(name, workloads())}, or give a file of lengths")
+    raise PlanError(f"no workload {name!r} is known: {nearest(name, workloads())}, or give a file of lengths")
 
 
 def mix_of(rows: Iterable[tuple[int, int]], what: str) -> RequestLengths:

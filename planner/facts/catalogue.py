@@ -30,10 +30,6 @@ class PlanError(ValueError):
         self.next_step = next_step
 
 
-class UnknownName(PlanError):
-    """Raised for a name that the catalogue has not got."""
-
-
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """One model, as its config.json describes it."""
 
@@ -200,7 +196,7 @@ def _rows(name: str, kind: type[T]) -> dict[str, T]:
 
 
 def model(name: str) -> ModelShape:
-    """By its name here or on Hugging Face. Raises UnknownName."""
+    """By its name here or on Hugging Face. Raises PlanError."""
     short, known = name.lower().rpartition("/")[2], models()
     there = {match[1].lower(): each for each in known.values() if (match := REPOSITORY.search(each.source))}
     there |= {alias: each for each in known.values() for alias in each.also}
@@ -208,15 +204,15 @@ def model(name: str) -> ModelShape:
     found = known.get(short) or there.get(short) or known.get(plain) or there.get(plain)
     sizes = [each for name, each in known.items() if re.fullmatch(rf"{re.escape(plain)}-\d+b", name)]
     if found is None and len(sizes) != 1:
-        raise UnknownName(f"no model {name!r} is known: {nearest(name, known)}, or give its --config config.json")
+        raise PlanError(f"no model {name!r} is known: {nearest(name, known)}, or give its --config config.json")
     return found or sizes[0]
 
 
 def device(name: str) -> Accelerator:
-    """Raises UnknownName."""
+    """Raises PlanError."""
     if found := devices().get(name.lower()):
         return found
-    raise UnknownName(f"no GPU {name!r} is known: {nearest(name, [*devices(), 'cpu'])}")
+    raise PlanError(f"no GPU {name!r} is known: {nearest(name, [*devices(), 'cpu'])}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from planner.facts.catalogue import PlanError, UnknownName, model
+from planner.facts.catalogue import PlanError, model
 from planner.load import RequestLengths
 from planner.search import requests
 from planner.trace import COLUMNS, MAX_ROWS, Malformed, Trace, TraceRow, cut, mix_of, workload, workloads
@@ -98,7 +98,7 @@ def test_a_wrong_file(tmp_path: Path, name: str, text: str, says: str) -> None:
 
 
 def test_an_unknown_name() -> None:
-    with pytest.raises(UnknownName, match="nearest are sharegpt-512-256"):
+    with pytest.raises(PlanError, match="nearest are sharegpt-512-256"):
         workload("sharegpt-512")
     with pytest.raises(PlanError, match="no such file"):
         workload("lengths.csv")
