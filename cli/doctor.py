@@ -29,7 +29,7 @@ from cli.deployment import Deployment, check_plugins, is_free, load_deployment, 
 from cli.embedded import find_server
 from cli.instance import DataDir, Instance, remedy
 from cli.options import Where, command, completed, config_option
-from cli.output import Exit, Problem, ProgressLine, emit, fitted, print_json, print_table
+from cli.output import CommandResult, Exit, Problem, ProgressLine, emit, fitted, print_json, print_table
 from cli.processes import SILENT, rows_of
 from cli.registry import connected, place
 from penstock.config import Config, ConfigError
@@ -186,17 +186,17 @@ def doctor(
             found.append(dataclasses.replace(check, hint=completed(check.hint)))
             progress.phase(f"checking this machine, after {check.name}")
     ok = not any(check.status == "fail" for check in found)
-    if as_json:
-        print_json({"ok": ok, "checks": [dataclasses.asdict(each) for each in found]})
-        return Exit.DONE if ok else Exit.FAILED
-    lines = []
-    for each in found:
-        is_wrong = each.status in ("warn", "fail")
-        if verbose or is_wrong:
-            lines.append(fitted(sys.stdout, f"{each.status:<5} {each.name}: {each.detail}", INDENT))
-        if is_wrong and each.hint:
-            lines.append(fitted(sys.stdout, " " * INDENT + each.hint, INDENT))
-    emit("\n".join([*lines, summary(found)]) + "\n")
+
+    def shown() -> None:
+        for each in found:
+            is_wrong = each.status in ("warn", "fail")
+            if verbose or is_wrong:
+                emit(fitted(sys.stdout, f"{each.status:<5} {each.name}: {each.detail}", INDENT) + "\n")
+            if is_wrong and each.hint:
+                emit(fitted(sys.stdout, " " * INDENT + each.hint, INDENT) + "\n")
+        emit(summary(found) + "\n")
+
+    CommandResult({"ok": ok, "checks": [dataclasses.asdict(each) for each in found]}, shown).print(as_json=as_json)
     return Exit.DONE if ok else Exit.FAILED
 
 
