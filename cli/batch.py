@@ -63,19 +63,10 @@ class Recipe:
     """Further fields of every request, for example max_tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Summary of the lines written."""
-
-    lines: int
-    digest: str
-    """SHA-256 of all lines: equal for the same input with the same options."""
-    endpoint: str
-
-
-def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
-    """Write `source` as lines of a batch. Streams, so the input may have any size; contacts no server. Raises Problem,
-    which names the row and its error."""
+def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> tuple[str, str]:
+    """Write `source` as lines of a batch. Returns their endpoint and their SHA-256, which is equal for the same input
+    with the same options. Streams, so the input may have any size; contacts no server. Raises Problem, which names the
+    row and its error."""
     digest, lines, endpoints = hashlib.sha256(), 0, set()
     try:
         for line in batch_lines(source, recipe):
@@ -90,7 +81,7 @@ def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
         raise _wrong(source, "there is nothing to compute in it")
     if len(endpoints) > 1:
         raise _wrong(source, f"its lines name several endpoints ({', '.join(sorted(endpoints))}); a batch has one")
-    return Prepared(lines, digest.hexdigest(), endpoints.pop())
+    return endpoints.pop(), digest.hexdigest()
 
 
 def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
@@ -270,8 +261,8 @@ class BatchRun:
         """Return the batch of an earlier run, or create it; with what the state file now says."""
         progress.phase(f"reading {self.source}")
         with tempfile.TemporaryFile() as lines:
-            prepared = prepare(self.source, self.recipe, lines)
-            begun = self._begun(prepared)
+            endpoint, digest = prepare(self.source, self.recipe, lines)
+            begun = self._begun(f"{digest}:{self.window}")
             if begun.batch:
                 try:
                     return self.client.get(f"/v1/batches/{begun.batch}"), begun
@@ -285,12 +276,12 @@ class BatchRun:
                 name = f"{self.source.stem or 'batch'}.jsonl"
                 uploaded = self.client.upload("/v1/files", name, lines, purpose="batch")
                 begun = self._keep(msgspec.structs.replace(begun, file=uploaded["id"]))
-        body = {"input_file_id": begun.file, "endpoint": prepared.endpoint, "completion_window": self.window}
+        body = {"input_file_id": begun.file, "endpoint": endpoint, "completion_window": self.window}
         batch = self.client.post("/v1/batches", body, **{"Idempotency-Key": begun.key})
         return batch, self._keep(msgspec.structs.replace(begun, batch=batch["id"]))
 
-    def _begun(self, prepared: Prepared) -> Begun:
-        digest, before = f"{prepared.digest}:{self.window}", None
+    def _begun(self, digest: str) -> Begun:
+        before = None
         try:
             with self._usable():
                 before = msgspec.json.decode(self._note.read_bytes(), type=Begun) if self._note.exists() else None
