@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -306,17 +306,10 @@ CHECK_TIMEOUT_S = 120.0
 MANUAL = "see docs/engines.md"
 
 
-class EngineCheck(NamedTuple):
-    """What was found of one pool's engine. `error` is None if it can be built."""
-
-    pool: str
-    engine: str
-    error: ConfigError | None
-
-
-def check_plugins(deployment: Deployment, home: DataDir) -> Iterator[EngineCheck]:
+def check_plugins(deployment: Deployment, home: DataDir) -> Iterator[tuple[str, str, ConfigError | None]]:
     """Build the plug-in engine of each pool as a worker would, but in a process of its own, because it may import heavy
-    libraries, take long, or crash. The settings must be written."""
+    libraries, take long, or crash. The settings must be written. Yields pool, engine, and why it cannot be built, if
+    so."""
     for name, shape, pool in deployment.pools:
         if is_plugin(pool.engine):
             program = deployment.worker_program(home, "engine-check", name, shape)
@@ -324,7 +317,7 @@ def check_plugins(deployment: Deployment, home: DataDir) -> Iterator[EngineCheck
             error = _error(key, [*program.argv, "--check"], program.env)
             if error is not None and error.key == key and not deployment.config.sources.of(key):
                 error = ConfigError("up.engine", error.problem, error.hint)
-            yield EngineCheck(pool_name(name, shape), pool.engine, error)
+            yield pool_name(name, shape), pool.engine, error
 
 
 def _error(key: str, argv: Sequence[str], env: Mapping[str, str]) -> ConfigError | None:
@@ -353,15 +346,6 @@ START_TIMEOUT_S = 600.0
 """How long `up` waits for a server that says that it is not ready: large models take minutes to load."""
 RETRY_DELAY_S = 0.5
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:/-]+")
-
-
-class ServerLook(NamedTuple):
-    """What was found of one server. `facts` is None if it cannot be used."""
-
-    pool: str
-    url: str
-    facts: ServerFacts | None
-    problem: str = ""
 
 
 def with_upstream(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
@@ -426,8 +410,9 @@ def own_name(name: str) -> str:
     return plain if MODEL_NAME.fullmatch(plain) else "upstream"
 
 
-def look(deployment: Deployment) -> Iterator[ServerLook]:
-    """Ask every server of every model with the engine `upstream` what it is."""
+def look(deployment: Deployment) -> Iterator[tuple[str, str, ServerFacts | None, str]]:
+    """Ask every server of every model with the engine `upstream` what it is. Yields pool, URL and facts; of a server
+    that cannot be used None, and why."""
     for name, shape, pool in deployment.pools:
         if pool.engine != "upstream":
             continue
@@ -439,7 +424,7 @@ def look(deployment: Deployment) -> Iterator[ServerLook]:
                 facts = asyncio.run(_ask(url, settings, where, name, ServerProbe.facts, adapters))
             except (ConfigError, ProbeFailed) as error:
                 problem = str(error)
-            yield ServerLook(pool_name(name, shape), url, facts, problem)
+            yield pool_name(name, shape), url, facts, problem
 
 
 # --- the sockets of the API ------------------------------------------------------------------------------------------

@@ -485,9 +485,9 @@ def _check_engines(deployment: Deployment, home: DataDir, machine: Machine) -> N
     machine.publish_phase("checking the engines")
     deployment.write(home)
     with deployment.config.sources.naming():
-        for found in check_plugins(deployment, home):
-            if found.error is not None:
-                raise found.error
+        for _, _, error in check_plugins(deployment, home):
+            if error is not None:
+                raise error
 
 
 def _fetch(home: DataDir, machine: Machine) -> Path:

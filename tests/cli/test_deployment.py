@@ -284,8 +284,8 @@ def test_a_server_that_lacks_an_adapter_is_named(server: str, tmp_path: Path, mo
     deployment, found = loaded(tmp_path, toml), list[bool]()
     for names in (("m",), ("m", "sql-lora")):
         monkeypatch.setattr(Models, "names", names)
-        [seen] = engines.look(deployment)
-        found.append(seen.facts is None and "sql-lora" in seen.problem)
+        [(_, _, facts, problem)] = engines.look(deployment)
+        found.append(facts is None and "sql-lora" in problem)
     assert found == [True, False]
 
 
