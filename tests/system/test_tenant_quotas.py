@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +30,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas, TenantUsage
 from streaming.jobs.settings import QuotaSettings
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient
+from streaming.redis.client import Call, RedisClient
 from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
@@ -240,12 +240,12 @@ async def test_the_loss_of_one_partition_refuses_nobody_elsewhere(
     here = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
     with redis_process(tmp_path) as address:
         there = RedisClient.open(RedisSettings(url=address, partitions=2, timeout_s=1))
-        call = here.call
+        calls = here.calls
 
-        async def split(script: str, partition: int, *args: str | bytes | int) -> Any:
-            return await (there.call if partition else call)(script, partition, *args)
+        async def split(asked: Sequence[Call]) -> list[Any]:
+            return [answer for call in asked for answer in await (there.calls if call[1] else calls)([call])]
 
-        here.call = split  # type: ignore[method-assign]
+        here.calls = split  # type: ignore[method-assign]
         queue = Queue(here)
         for _ in range(3):
             await Queue(there).put(in_partition(queue, 1))
