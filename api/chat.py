@@ -31,6 +31,8 @@ from streaming.fleet.settings import served_names
 class JobEndpoint:
     """Endpoint of one kind of request, as plain ASGI: the framework's wrappers would cost more than its work."""
 
+    admit = staticmethod(admit)
+    """How a request becomes a job."""
     streamed: type[Reply] = StreamReply
     whole: type[Reply] = WholeReply
     queues = True
@@ -44,7 +46,7 @@ class JobEndpoint:
         services: Services = scope["app"].state.services
         prefers = b"prefer" in scope["state"]["headers"] and self.queues
         waits = not (prefers and prefers_async(header(scope, b"prefer")))
-        admitted = await admit(services, scope, receive, self._kind, waits=waits)
+        admitted = await self.admit(services, scope, receive, self._kind, waits=waits)
         reply: ASGIApp
         if waits:
             reply = (self.streamed if admitted.job.stream else self.whole)(services, admitted)
