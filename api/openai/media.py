@@ -105,10 +105,11 @@ class MediaReader:
             Unavailable: the store does not answer.
         """
         assert isinstance(job.prompt, Chat)
-        request = _RequestMedia(self, job, text_limit)
-        if self.settings.links == "fetch":
-            await request.follow(job.prompt.turns)
-        turns = [await request.turn(place, turn) for place, turn in enumerate(job.prompt.turns)]
+        request = _RequestMedia(self, job, job.prompt.turns, text_limit)
+        try:
+            turns = [await request.turn(place, turn) for place, turn in enumerate(job.prompt.turns)]
+        finally:
+            await request.close()
         if size - request.chars + request.text_bytes > text_limit:
             raise payload_too_large(text_limit)
         job = replace(job, prompt=Chat(tuple(turns)), media=tuple(request.kinds))
@@ -164,7 +165,7 @@ class MediaReader:
 class _RequestMedia:
     """The media of one request."""
 
-    def __init__(self, reader: MediaReader, job: Job, text_limit: int) -> None:
+    def __init__(self, reader: MediaReader, job: Job, turns: Sequence[ChatTurn], text_limit: int) -> None:
         self._reader, self._job, self._text_limit = reader, job, text_limit
         self.data: list[bytes] = []
         self.kinds: list[Media] = []
@@ -173,16 +174,17 @@ class _RequestMedia:
         self.text_bytes = 0
         """Bytes of its documents of plain text."""
         self._count = self._linked = 0
-        self._links: dict[str, bytes | BaseException] = {}
-        """What its links lead to, or why they lead nowhere."""
+        parts = [part for turn in turns for part in turn.parts if part["type"] != "text"][: reader.settings.max_parts]
+        links = [link for part in parts if is_link(link := source_of(part))] if reader.settings.links == "fetch" else []
+        follow = partial(reader.fetched, tenant=job.tenant, has_room=self._has_room)
+        self._links = {link: asyncio.ensure_future(follow(link)) for link in dict.fromkeys(links)}
+        """All are followed at once, within the time for one."""
 
-    async def follow(self, turns: Sequence[ChatTurn]) -> None:
-        """Follow its links, all at once within the time for one."""
-        parts = [part for turn in turns for part in turn.parts if part["type"] != "text"]
-        links = dict.fromkeys(filter(is_link, map(source_of, parts[: self._reader.settings.max_parts])))
-        follow = partial(self._reader.fetched, tenant=self._job.tenant, has_room=self._has_room)
-        brought = await asyncio.gather(*map(follow, links), return_exceptions=True)
-        self._links = dict(zip(links, brought, strict=True))
+    async def close(self) -> None:
+        """Follow its links no further."""
+        for link in self._links.values():
+            link.cancel()
+        await asyncio.gather(*self._links.values(), return_exceptions=True)
 
     def _has_room(self, more: int) -> bool:
         """Whether its links may bring more bytes, counting these."""
@@ -254,16 +256,17 @@ class _RequestMedia:
             if source not in self._links:
                 remedy = "Send its bytes as a data: URL"
                 raise _refused(field, f"is a link, and this server fetches none ([media] links). {remedy}")
-            brought = self._links[source]
-            if isinstance(brought, bytes):
-                return brought, "", ""
-            raise _refused(field, str(brought)) if isinstance(brought, LinkError) else brought
+            try:
+                return await self._links[source], "", ""
+            except LinkError as error:
+                raise _refused(field, str(error)) from None
         start, declared = 0, str(inner.get("format", ""))
         if kind != "input_audio":
             start = source.find(",", 0, 256) + 1
             declared, *options = source[5 : max(5, start - 1)].split(";")
             if not start or "base64" not in options:
                 raise _refused(field, "must be a data: URL with base64, such as data:image/png;base64,iVBORw0KGgo=")
+        reader.check_size((len(source) - start) // 4 * 3 - 2, field)
         self.chars += len(source)
         try:
             return await decoded(source, start), declared.lower(), ""
