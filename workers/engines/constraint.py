@@ -78,7 +78,7 @@ def unusable(problem: str) -> Failure:
 def unchecked() -> Failure:
     """The failure of a job whose answer could not be validated within the limits."""
     message = (
-        "The output could not be checked against the schema of response_format: the check took too much time or "
-        "memory. Simplify the schema."
+        "response_format: the output could not be checked against its schema: the check took too much time or memory. "
+        "Simplify the schema."
     )
     return Failure("constraint_unchecked", message, 500, "response_format")
