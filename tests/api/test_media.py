@@ -586,6 +586,24 @@ async def test_a_link_that_does_not_end_is_given_up(place: Place, pace_s: float)
         await server.wait_closed()
 
 
+async def test_a_bad_part_is_refused_before_the_links_behind_it_answer(place: Place) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until its client leaves
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        set_media(place, links="fetch", networks=("127.0.0.0/8",), link_timeout_s=60)
+        there = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/a.png"
+        bad = {"type": "image_url", "image_url": {"url": "data:image/png;base64,!"}}
+        link = {"type": "image_url", "image_url": {"url": there}}
+        async with asyncio.timeout(30):
+            assert "not valid base64" in (await place.refused(bad, link))[1]
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
 async def test_a_key_covers_its_images(place: Place) -> None:
     """The same request is one job; another image is another request."""
     first = await place.api.post("/v1/jobs", said(image(), max_tokens=1), Idempotency_Key="k")
