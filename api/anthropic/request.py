@@ -119,7 +119,7 @@ class PromptFields(fields.GenerationRequest):
     system: Words | None = None
     """Instructions: a text, or blocks of text."""
     tools: Annotated[list[AnyTool], Field(max_length=fields.MAX_MESSAGES, fail_fast=True)] | None = None
-    """Tools that the model may call. fields.Refused if it knows none. Those that a server runs are ignored."""
+    """Tools that the model may call. Refused if it knows none. Those that a server runs are ignored."""
     tool_choice: Choice | None = None
     """Whether it must call one."""
     thinking: ThinkingOptions | None = None
